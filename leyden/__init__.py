@@ -2,8 +2,8 @@
 
 It records what an agent does, keeps the record in a durable store, and turns it into better agents.
 
-Public names are resolved when they are first used, so that `import leyden` loads no torch, no web
-framework and no model library.
+Public names are resolved when they are first used, so that `import leyden` loads no torch, no web framework and no
+model library.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""`leyden.compat` is the distribution leyden-compat, if that is installed. It runs programs that
-were written for Agent Lightning or qlib.rl on Leyden, under their own imports.
+"""`leyden.compat` is the distribution leyden-compat, if that is installed. It runs programs that were written for Agent
+Lightning or qlib.rl on Leyden, under their own imports.
 
 Each of its modules has two names, `leyden.compat.x` and `leyden_compat.x`, and is loaded once.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # for programs that are checked where leyden-compat is instal
 
 
 class _Modules(MetaPathFinder, Loader):
-    """Finds `leyden.compat.x` and puts `leyden_compat.x` in its place, because a second copy would have classes of
-    its own.
+    """Finds `leyden.compat.x` and puts `leyden_compat.x` in its place, because a second copy would have classes of its
+    own.
     """
 
     def __init__(self, package: str) -> None:
@@ -43,11 +43,9 @@ class _Modules(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, origin=found.origin, is_package=found.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module under its real name, and let it stand under both."""
         sys.modules[module.__name__] = import_module(self._real(module.__name__))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of a module, which `python -m leyden.compat.x` runs."""
         found = find_spec(self._real(fullname))
         return None if found is None else cast(Any, found.loader).get_code(found.name)
 

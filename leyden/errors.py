@@ -1,12 +1,11 @@
 """Every error that Leyden raises on purpose, one root and a few kinds.
 
-Each kind also inherits the builtin that it is, so `except ValueError` works too. A message says
-what happened, to which id or option, and what to do about it. To add a kind: a class with one
-docstring sentence that says when it is raised.
+Each kind also inherits the builtin that it is, so `except ValueError` works too. A message says what happened, to which
+id or option, and what to do about it. To add a kind: a class with one docstring sentence that says when it is raised.
 
-Messages hide passwords and keys: `redact` is the one rule for text that people, logs and stores get
-to see. It knows the forms in which addresses carry credentials and the form of the gateway's keys,
-and no credential itself. To cover another form, add a pattern here.
+Messages hide passwords and keys: `redact` is the one rule for text that people, logs and stores get to see. It knows
+the forms in which addresses carry credentials and the form of the gateway's keys, and no credential itself. To cover
+another form, add a pattern here.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ HIDDEN = "***"
 _SECRET_WORDS = ("password", "secret", "token", "key")
 
 _LOGIN = re.compile(r"(://[^\s:/?#@]*):(?:[^\s/]*|(?!\d+/|[^\s/]*\])(?:(?!://)[^\s'\"])*)@")
-"""`scheme://user:password@host`, in which the password may hold a colon, a slash or an at sign. A
-port and a path are no password."""
+"""`scheme://user:password@host`, in which the password may hold a colon, a slash or an at sign. A port and a path are
+no password."""
 _QUERY = re.compile(
     r"([?&](?:[a-z_-]*(?:password|passwd|token|secret|signature)|pwd|sig|apikey|(?:[a-z_-]*[_-])?key)=)[^\s&#'\"]+",
     re.I,
@@ -41,8 +40,8 @@ _MEMBER = re.compile(
 def redact(text: str) -> str:
     """Return `text` with `***` in the place of each secret.
 
-    Secrets are passwords and keys in an address, a connection string, an HTTP header, JSON or a
-    dict, and the signature of an attempt's key.
+    Secrets are passwords and keys in an address, a connection string, an HTTP header, JSON or a dict, and the signature
+    of an attempt's key.
     """
     if "sk-leyden-" in text:
         text = _ATTEMPT_KEY.sub(rf"\1{HIDDEN}", text)
@@ -67,15 +66,13 @@ class LeydenError(Exception):
 
 
 class ConfigError(LeydenError, ValueError):
-    """An option, an argument, a component's name or a signature is wrong, so the call would fail
-    again. It is raised before anything is changed, where the fault can be seen that early.
+    """An option, an argument, a component's name or a signature is wrong, so the call would fail again. It is raised
+    before anything is changed, where the fault can be seen that early.
     """
 
 
 class InvalidArgument(ConfigError, TypeError):
-    """A function or class was called with an argument that it does not take, or with one of the
-    wrong kind.
-    """
+    """A function or class was called with an argument that it does not take, or with one of the wrong kind."""
 
 
 class MissingExtra(ConfigError, ImportError):
@@ -90,8 +87,8 @@ class MissingResource(LeydenError, LookupError):
 
 
 class StoreError(LeydenError, RuntimeError):
-    """The store could not carry out an operation (disk full, file in use, a newer file format, a
-    database or server that is away).
+    """The store could not carry out an operation (disk full, file in use, a newer file format, a database or server
+    that is away).
     """
 
 
@@ -100,9 +97,7 @@ class StoreClosed(StoreError):
 
 
 class StoreAway(StoreError):
-    """The store's server could not be reached, so the call has changed nothing. Repeat it when the
-    server is back.
-    """
+    """The store's server could not be reached, so the call has changed nothing. Repeat it when the server is back."""
 
 
 class StoreFull(StoreError):
@@ -110,9 +105,7 @@ class StoreFull(StoreError):
 
 
 class UnknownRollout(LeydenError, ValueError):
-    """A rollout id that this store does not have: it never had it, or its retention has forgotten
-    it.
-    """
+    """A rollout id that this store does not have: it never had it, or its retention has forgotten it."""
 
 
 class UnknownAttempt(LeydenError, ValueError):
@@ -120,9 +113,7 @@ class UnknownAttempt(LeydenError, ValueError):
 
 
 class UnknownResources(LeydenError, ValueError):
-    """A resources id that this store does not have: it never had it, or its retention has forgotten
-    it.
-    """
+    """A resources id that this store does not have: it never had it, or its retention has forgotten it."""
 
 
 class UnknownRelease(LeydenError, ValueError):
@@ -166,9 +157,7 @@ class InvalidReturn(AgentError, TypeError):
 
 
 class InvalidEmission(AgentError, ValueError):
-    """The agent emitted a value that cannot be recorded (a reward that is not finite, an object
-    that is not JSON).
-    """
+    """The agent emitted a value that cannot be recorded (a reward that is not finite, an object that is not JSON)."""
 
 
 class ProcessFailed(AgentError):
@@ -208,14 +197,12 @@ class ReflectionFailed(LeydenError, RuntimeError):
 
 
 class RunnerDied(LeydenError, RuntimeError):
-    """A runner's process could not start, or died at once again and again; the message has its own
-    traceback.
-    """
+    """A runner's process could not start, or died at once again and again; the message has its own traceback."""
 
 
 class SimulatorError(LeydenError, RuntimeError):
-    """An episode of a simulator failed: its code raised or hung, or its worker died; the message
-    names environment, seed and step.
+    """An episode of a simulator failed: its code raised or hung, or its worker died; the message names environment,
+    seed and step.
     """
 
     def __init__(
@@ -242,9 +229,7 @@ class DataQueueClosed(LeydenError, RuntimeError):
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):
-    """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says
-    how to resume.
-    """
+    """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says how to resume."""
 
 
 class InvalidTrade(LeydenError, ValueError):
@@ -256,8 +241,8 @@ class OrderDone(LeydenError, AssertionError):
 
 
 class Untranslatable(LeydenError, ValueError):
-    """A request or a response has content that the target API cannot express. It is refused as a
-    whole, because nothing is left out silently.
+    """A request or a response has content that the target API cannot express. It is refused as a whole, because nothing
+    is left out silently.
     """
 
     def __init__(self, field: str, problem: str) -> None:

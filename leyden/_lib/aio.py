@@ -19,9 +19,8 @@ _NEW_OBJECTS = 20_000
 async def first_done(
     *work: Awaitable[Any], timeout_seconds: float | None = None
 ) -> AsyncGenerator[Sequence[asyncio.Future[Any]]]:
-    """Run awaitables at the same time. Yield their futures, in order, as soon as one of them is
-    done or the time is over. At the end of the block, cancel the unfinished ones, and wait for
-    their end.
+    """Run awaitables at the same time. Yield their futures, in order, as soon as one of them is done or the time is
+    over. At the end of the block, cancel the unfinished ones, and wait for their end.
     """
     futures = [asyncio.ensure_future(each) for each in work]
     try:
@@ -34,8 +33,8 @@ async def first_done(
 
 
 class Latch:
-    """A gate that is closed at first, and open for ever once `set` is called from any thread, event
-    loop or signal handler. Waiters are woken; they never poll.
+    """A gate that is closed at first, and open for ever once `set` is called from any thread, event loop or signal
+    handler. Waiters are woken; they never poll.
     """
 
     def __init__(self) -> None:
@@ -86,9 +85,8 @@ class Latch:
 def look_for_cycles_rarely() -> None:
     """Let the garbage collector run once for many responses, not several times for each.
 
-    A response with log-probabilities consists of hundreds of containers, none of them in a cycle,
-    which live until it is recorded. Each collection visits them in vain, which takes a tenth of the
-    gateway's CPU time for a call. Use it only in a process that runs no user code, which may rely
-    on Python's thresholds.
+    A response with log-probabilities consists of hundreds of containers, none of them in a cycle, which live until it
+    is recorded. Each collection visits them in vain, which takes a tenth of the gateway's CPU time for a call. Use it
+    only in a process that runs no user code, which may rely on Python's thresholds.
     """
     gc.set_threshold(_NEW_OBJECTS, 10, 10)

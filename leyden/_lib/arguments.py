@@ -16,8 +16,8 @@ class KeepsArguments:
 
 
 def arguments_of(made: object) -> dict[str, Any]:
-    """Return the constructor's arguments by name, defaults included; empty for an object that does
-    not remember them.
+    """Return the constructor's arguments by name, defaults included; empty for an object that does not remember
+    them.
     """
     args, kwargs = getattr(made, "__dict__", {}).get("_arguments", ((), {}))
     try:

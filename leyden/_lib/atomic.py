@@ -1,9 +1,8 @@
-"""Files and directories that exist whole or not at all, even if the process is killed, and that
-only this user can read.
+"""Files and directories that exist whole or not at all, even if the process is killed, and that only this user can
+read.
 
-Records hold prompts, answers and keys, so every file of theirs is written here, with mode 0600
-whatever the umask. The recipe is always the same: write aside in the same directory, make it
-durable (fsync), rename, make the rename durable.
+Records hold prompts, answers and keys, so every file of theirs is written here, with mode 0600 whatever the umask. The
+recipe is always the same: write aside in the same directory, make it durable (fsync), rename, make the rename durable.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ def write_file(path: Path, text: str) -> None:
 
 
 def commit_directory(aside: Path, path: Path) -> None:
-    """Make everything under `aside` durable, then rename it to `path`, which must not exist and
-    which only this user can enter.
+    """Make everything under `aside` durable, then rename it to `path`, which must not exist and which only this user
+    can enter.
 
     Both lie in the same directory.
     """

@@ -1,7 +1,7 @@
 """API keys that name an attempt: `sk-leyden-<rollout>.<attempt>.<hmac>`.
 
-A holder of the gateway's token can make a key for any attempt. A holder of a key can call in its
-attempt and in no other. This module knows neither resources nor HTTP.
+A holder of the gateway's token can make a key for any attempt. A holder of a key can call in its attempt and in no
+other. This module knows neither resources nor HTTP.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 
 PREFIX: Final = "sk-leyden-"
 NO_TOKEN: Final = "EMPTY"
-"""Stands for the token of a gateway that has none. Its keys then name an attempt without proving
-that their holder may call in it."""
+"""Stands for the token of a gateway that has none. Its keys then name an attempt without proving that their holder may
+call in it."""
 
 
 def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
@@ -31,9 +31,7 @@ def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
 
 
 def named_by(key: str) -> tuple[str, str] | None:
-    """Return the rollout id and the attempt id that a key names, without verifying the key. None
-    for other text.
-    """
+    """Return the rollout id and the attempt id that a key names, without verifying the key. None for other text."""
     parts = key.removeprefix(PREFIX).split(".")
     return (unquote(parts[0]), unquote(parts[1])) if key.startswith(PREFIX) and len(parts) == 3 else None
 
@@ -44,6 +42,5 @@ def _quoted(part: str) -> str:
 
 
 def _signature(token: str | None, rollout_id: str, attempt_id: str) -> str:
-    """Return 160 bits of an HMAC as hexadecimal text. Its prefix keeps one token's uses apart."""
     message = f"leyden attempt\x1f{_quoted(rollout_id)}.{_quoted(attempt_id)}".encode()
     return hmac.digest((token or NO_TOKEN).encode(), message, "sha256").hex()[:40]

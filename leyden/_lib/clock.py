@@ -1,14 +1,14 @@
-"""`unix_time`: the time of the records, deadlines and ages that Leyden keeps. A step of the wall
-clock does not move it.
+"""`unix_time`: the time of the records, deadlines and ages that Leyden keeps. A step of the wall clock does not move
+it.
 
-The wall clock is stepped by an administrator, by NTP, and by the host of a virtual machine that was
-paused. A program that compares the wall clock with a time from before such a step takes it for time
-that has passed, and ends what is under way. `unix_time` begins as the wall clock when the process
-begins, counts the real time from there on, and works off any difference at one hundredth of real
+The wall clock is stepped by an administrator, by NTP, and by the host of a virtual machine that was paused. A program
+that compares the wall clock with a time from before such a step takes it for time that has passed, and ends what is
+under way. `unix_time` begins as the wall clock when the process begins, counts the real time from there on, and works
+off any difference at one hundredth of real
 time: a second takes 100 seconds, an hour four days.
 
-Use `time.time()` only for a time that other machines or people read, and `time.monotonic()` for a
-duration within one process that is not recorded.
+Use `time.time()` only for a time that other machines or people read, and `time.monotonic()` for a duration within one
+process that is not recorded.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 _RATE: Final = 0.01
-"""The part of real time by which the clock runs faster or slower until a difference is worked off.
-No limit is wrong by more."""
+"""The part of real time by which the clock runs faster or slower until a difference is worked off. No limit is wrong by
+more."""
 _CHECK_SECONDS: Final = 0.1
 """Seconds between two looks at the wall clock, which take longer than a reading without one."""
 _NO_DIFFERENCE_SECONDS: Final = 0.001
-"""A smaller difference from the wall clock is left as it is. It may be the time between the
-readings of two clocks."""
+"""A smaller difference from the wall clock is left as it is. It may be the time between the readings of two clocks."""
 _LOGGED_SECONDS: Final = 2.0
 """A larger difference is logged."""
 _REAL: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -36,8 +35,8 @@ _REAL: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock:
-    """A clock that follows the wall clock without its steps. Between two readings passes the real
-    time, give or take one hundredth. Thread-safe.
+    """A clock that follows the wall clock without its steps. Between two readings passes the real time, give or take
+    one hundredth. Thread-safe.
 
     wall: returns the wall clock in Unix seconds.
     real: returns seconds since some moment, by a clock that is never stepped.
@@ -47,8 +46,8 @@ class Clock:
         self.wall = wall
         self.real = real
         self._checked = wall(), real(), 0.0
-        """This clock, the real time, and the seconds by which the wall clock was ahead, all at the
-        last look at the wall clock. One tuple, because threads read and replace it without a lock.
+        """This clock, the real time, and the seconds by which the wall clock was ahead, all at the last look at the
+        wall clock. One tuple, because threads read and replace it without a lock.
         """
         self._is_logged = False
 
@@ -65,7 +64,10 @@ class Clock:
         return now
 
     def _check(self, now: float, real: float) -> None:
-        """Look at the wall clock. now: the reading of this clock when the real time was `real`."""
+        """Look at the wall clock.
+
+        now: the reading of this clock when the real time was `real`.
+        """
         ahead = self.wall() - now
         if self.real() - real > _NO_DIFFERENCE_SECONDS:
             return  # the thread stood still between the two clocks; the next reading tries again

@@ -1,9 +1,8 @@
 """Turn specs into instances, where they enter Leyden. Inside Leyden only instances exist.
 
-A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type
-and arguments. This module knows no component and no registry of them. To make components known by
-short names, keep a `dict[str, Component]`, hand it to `build_component`, and let `register_name`
-add to it.
+A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type and arguments. This
+module knows no component and no registry of them. To make components known by short names, keep a `dict[str,
+Component]`, hand it to `build_component`, and let `register_name` add to it.
 """
 
 from __future__ import annotations
@@ -65,21 +64,19 @@ def build_component(
 ) -> T | None:
     """Return the instance that `spec` means.
 
-    spec: an instance of `expected_type`; a class; a factory without arguments; a registered name;
-        an import path (`package.module.Class` or `package.module:Class`); a dict with `type` (a
-        path, a registered name or a class; with a registry, `name` means the same) and the
-        constructor's arguments; or None.
+    spec: an instance of `expected_type`; a class; a factory without arguments; a registered name; an import path
+        (`package.module.Class` or `package.module:Class`); a dict with `type` (a path, a registered name or a class;
+        with a registry, `name` means the same) and the constructor's arguments; or None.
     spec_name: the option's name, for messages.
     default_factory: makes the instance for a spec of None.
-    allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a
-        spec is refused.
-    optional_defaults: constructor arguments that are passed if the class accepts them and the spec
-        leaves them open. A function or a class is called for the argument, without arguments.
-    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments
-        of `dict_default_cls`.
+    allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a spec is refused.
+    optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open. A
+        function or a class is called for the argument, without arguments.
+    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of
+        `dict_default_cls`.
 
-    Raise ConfigError for a spec that cannot be resolved, and InvalidArgument (a TypeError too) for
-    an instance of another kind.
+    Raise ConfigError for a spec that cannot be resolved, and InvalidArgument (a TypeError too) for an instance of
+    another kind.
     """
     if isinstance(spec, expected_type):
         return spec
@@ -122,10 +119,9 @@ def instantiate_from_spec(
     """Build the component that a name, an import path or a dict means, without a check of its type.
 
     spec_name: the option's name, for messages.
-    optional_defaults: constructor arguments that are passed if the class accepts them and the spec
-        leaves them open.
-    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments
-        of `dict_default_cls`.
+    optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open.
+    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of
+        `dict_default_cls`.
     registry: the registered names; with a registry, `name` in a dict means the same as `type`.
     """
     target: Any = spec
@@ -155,8 +151,8 @@ def instantiate_component(
 ) -> Any:
     """Call a class or factory with `arguments`, and with the `optional_defaults` that it accepts.
 
-    spec_name: what messages call the component, such as "runner". Raise ConfigError, before the
-    call, for an argument that is unknown or missing.
+    spec_name: what messages call the component, such as "runner". Raise ConfigError, before the call, for an argument
+    that is unknown or missing.
     """
     given = dict(arguments or {})
     for name, default in (optional_defaults or {}).items():
@@ -174,8 +170,7 @@ def check_arguments(
     spec_name: str,
     remedy: str = "pass an instance, or a dict with 'type' and the arguments",
 ) -> None:
-    """Raise ConfigError for an argument that a class or factory does not accept, or that is
-    missing.
+    """Raise ConfigError for an argument that a class or factory does not accept, or that is missing.
 
     A class written in C that describes no signature is not checked.
 
@@ -258,8 +253,7 @@ def register_name(registry: dict[str, Component], name: str, component: Componen
 
     Registering the same component under the same name again changes nothing.
 
-    Raise ConfigError for a name that could be an import path or an address, and for one that means
-    another component.
+    Raise ConfigError for a name that could be an import path or an address, and for one that means another component.
 
     kind: what the registry's components are, for messages.
     """

@@ -1,7 +1,6 @@
 """Name the resource of the machine whose exhaustion made an operation fail.
 
-This module knows exceptions, but neither agents nor stores. To cover another resource, add it to
-`_RESOURCES`.
+This module knows exceptions, but neither agents nor stores. To cover another resource, add it to `_RESOURCES`.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ class _Exhaustible:
     """Parts of messages, for errors that another process or library has made into text."""
 
     def is_named_by(self, error: BaseException) -> bool:
-        """Return whether this error itself, without its causes, says that the resource has
-        run out.
-        """
+        """Return whether this error itself, without its causes, says that the resource has run out."""
         if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
             return True
         if isinstance(error, OSError) and error.errno in self.numbers:
@@ -93,9 +90,7 @@ def exhausted_resource(error: BaseException) -> str | None:
 
 
 def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException) -> None:
-    """Log a warning if an exhausted resource caused `error`, at most once a minute for each
-    resource.
-    """
+    """Log a warning if an exhausted resource caused `error`, at most once a minute for each resource."""
     found = exhausted_resource(error)
     if found is not None and _warnings.admits(found):
         logger.warning("%s failed because %s", subject, found)

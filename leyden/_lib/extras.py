@@ -1,9 +1,8 @@
-"""Optional packages and names that are loaded when they are first used, and the error for a missing
-extra.
+"""Optional packages and names that are loaded when they are first used, and the error for a missing extra.
 
 A package lists its public names once, in its `__init__.py` under `if TYPE_CHECKING`, and `lazy_package` loads each of
-them from the module that stands there. `import leyden` therefore
-loads no torch, no web framework and no model library. To add a public name, add its import there.
+them from the module that stands there. `import leyden` therefore loads no torch, no web framework and no model library.
+To add a public name, add its import there.
 """
 
 from __future__ import annotations
@@ -90,12 +89,11 @@ def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
 def lazy_package(
     package: str, *, extra: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package, from its imports under `if
-    TYPE_CHECKING`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from its imports under `if TYPE_CHECKING`.
 
     package: `__name__` of the package, whose import is under way.
-    extra: the extra that its modules need. A name whose module cannot be imported without it raises
-        MissingExtra, which names the extra and how to install it.
+    extra: the extra that its modules need. A name whose module cannot be imported without it raises MissingExtra, which
+        names the extra and how to install it.
     """
     homes = _homes(package)
     public = sorted(homes)
@@ -137,9 +135,7 @@ def _homes(package: str) -> dict[str, str]:
 
 
 def _hint(name: str, public: list[str]) -> str:
-    """Return the end of the message for an unknown name: the nearest public name, if one is
-    near.
-    """
+    """Return the end of the message for an unknown name: the nearest public name, if one is near."""
     if name.startswith("_"):  # tools look for such names in every module
         return ""
     from difflib import get_close_matches

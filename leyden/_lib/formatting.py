@@ -10,16 +10,16 @@ import re
 from typing import IO
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
-"""Characters that a terminal would obey: control characters other than tabs and line breaks, marks
-that reverse the direction of text, lone surrogates."""
+"""Characters that a terminal would obey: control characters other than tabs and line breaks, marks that reverse the
+direction of text, lone surrogates."""
 
 
 def figure(value: float | str, digits: int = 4) -> str:
     """Return a number with `digits` significant digits, without trailing zeros.
 
-    Whole numbers keep all of their digits, with thousands separators. Numbers below 0.001 are in
-    scientific notation, so that a learning rate of 0.0001 reads `1e-04` instead of `0.0001` and one
-    of 0.00001 never reads `0.0000`. A text is returned in one line.
+    Whole numbers keep all of their digits, with thousands separators. Numbers below 0.001 are in scientific notation,
+    so that a learning rate of 0.0001 reads `1e-04` instead of `0.0001` and one of 0.00001 never reads `0.0000`. A text
+    is returned in one line.
     """
     if isinstance(value, str):
         return one_line(value)
@@ -51,8 +51,8 @@ def one_line(text: str) -> str:
 def harmless(text: str) -> str:
     """Return the text without characters that a terminal obeys, each replaced by `�`.
 
-    Line breaks and tabs stay. The texts of models, agents and tasks may hold escape sequences,
-    which retitle a terminal, write to its clipboard, or hide what stands there.
+    Line breaks and tabs stay. The texts of models, agents and tasks may hold escape sequences, which retitle a
+    terminal, write to its clipboard, or hide what stands there.
     """
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 
@@ -66,8 +66,8 @@ def is_on_terminal(stream: IO[str] | None) -> bool:
 
 
 def printable_on(stream: IO[str], text: str) -> str:
-    """Return the text as a stream can show it: `harmless` on a terminal, and with `?` in the place
-    of characters that its encoding lacks.
+    """Return the text as a stream can show it: `harmless` on a terminal, and with `?` in the place of characters that
+    its encoding lacks.
     """
     if is_on_terminal(stream):
         text = harmless(text)

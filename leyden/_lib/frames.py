@@ -46,8 +46,8 @@ def users_part(traceback: TracebackType | None, *, and_below: bool = True) -> Tr
 
 
 def users_stacklevel() -> int:
-    """Return the `stacklevel` with which the caller's `warnings.warn` names the nearest frame in a
-    user's file, or the outermost frame if there is none.
+    """Return the `stacklevel` with which the caller's `warnings.warn` names the nearest frame in a user's file, or the
+    outermost frame if there is none.
     """
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_back is not None and not is_users_file(frame.f_code.co_filename):

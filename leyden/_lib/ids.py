@@ -1,13 +1,12 @@
 """Random and derived identifiers, in the id shapes of the glossary (`ro-`, `at-`, `rs-`).
 
-A store takes a write under an existing id for a repeat, so two ids must not collide by chance. A
-rollout's id begins with the millisecond in which it was made, so that a database's index grows at
-its end, where that is fastest. 52 random bits follow: of ten million ids, a thousand of them in
-each millisecond, two collide in one of 900,000 stores. An attempt's id need only be unique within
-its rollout.
+A store takes a write under an existing id for a repeat, so two ids must not collide by chance. A rollout's id begins
+with the millisecond in which it was made, so that a database's index grows at its end, where that is fastest. 52 random
+bits follow: of ten million ids, a thousand of them in each millisecond, two collide in one of 900,000 stores. An
+attempt's id need only be unique within its rollout.
 
-The random bytes are the operating system's, fetched many at a time: `os.urandom` lets other threads
-run first, and each id would wait for them.
+The random bytes are the operating system's, fetched many at a time: `os.urandom` lets other threads run first, and each
+id would wait for them.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from typing import Final
 _FETCHED: Final = 4096
 """Random bytes that are read from the system at a time."""
 _read = io.BytesIO().read
-"""Reads the next unused bytes. It is safe in threads, because a call of `BytesIO.read` is
-atomic."""
+"""Reads the next unused bytes. It is safe in threads, because a call of `BytesIO.read` is atomic."""
 
 
 def _forget() -> None:

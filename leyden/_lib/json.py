@@ -1,6 +1,4 @@
-"""Types of parsed JSON, checks that narrow a value to them, lines of JSON, and the work that a JSON
-text takes.
-"""
+"""Types of parsed JSON, checks that narrow a value to them, lines of JSON, and the work that a JSON text takes."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ MAX_JSON_PARTS: Final = 500_000
 Each takes two bytes to send and some 500 bytes of memory once it is parsed.
 """
 MAX_JSON_VALUES: Final = 4_000_000
-"""The most values in one JSON text: numbers, words, objects and lists count once, strings and keys
-twice. It is that many token ids, which take 0.2 s to parse.
+"""The most values in one JSON text: numbers, words, objects and lists count once, strings and keys twice. It is that
+many token ids, which take 0.2 s to parse.
 """
 MAX_JSON_DEPTH: Final = 200
 """The most objects and lists within each other, which is as deep as pydantic reads."""
@@ -49,8 +47,8 @@ def is_list(value: object) -> TypeIs[list[Any]]:
 
 
 def unique_object(pairs: list[tuple[str, Any]]) -> Json:
-    """Return a parsed object. Raise ValueError for a name that it has twice, of which parsers keep
-    the last in silence. Give it to `json.loads` as `object_pairs_hook`.
+    """Return a parsed object. Raise ValueError for a name that it has twice, of which parsers keep the last in silence.
+    Give it to `json.loads` as `object_pairs_hook`.
     """
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -62,8 +60,8 @@ def unique_object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def json_line(content: Json) -> str:
-    """Return an object as a line of JSON. NaN and infinity become null, because JSON lacks them.
-    Other objects become their `str`.
+    """Return an object as a line of JSON. NaN and infinity become null, because JSON lacks them. Other objects become
+    their `str`.
     """
     return json.dumps(_finite(content), allow_nan=False, default=str) + "\n"
 
@@ -82,11 +80,10 @@ class TooMuchJson(ValueError):
 
 
 class JsonMeter:
-    """Counts the work of parsing a JSON text before it is parsed, at some 300 MB/s and in little
-    memory.
+    """Counts the work of parsing a JSON text before it is parsed, at some 300 MB/s and in little memory.
 
-    What strings hold does not count, so an image in base64 is little work. A text that is not
-    UTF-8, whose strings cannot be told from structure by bytes, is counted as if it had no strings.
+    What strings hold does not count, so an image in base64 is little work. A text that is not UTF-8, whose strings
+    cannot be told from structure by bytes, is counted as if it had no strings.
     """
 
     def __init__(self, *, times: int = 1) -> None:

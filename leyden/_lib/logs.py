@@ -1,12 +1,12 @@
 """Leyden's log: its levels, its lines and where they are shown.
 
-Levels: WARNING for problems that need attention, INFO for the outcome of a run, DEBUG for each
-event of each rollout: enqueued, claimed, attempt begun, spans and model calls, attempt ended and
-why, resources, stages of the loop, triplets made. Each DEBUG line begins with its subject's id, so
-`grep <rollout id>` follows one rollout. Tasks and messages are shown as a `Preview`.
+Levels: WARNING for problems that need attention, INFO for the outcome of a run, DEBUG for each event of each rollout:
+enqueued, claimed, attempt begun, spans and model calls, attempt ended and why, resources, stages of the loop, triplets
+made. Each DEBUG line begins with its subject's id, so `grep <rollout id>` follows one rollout. Tasks and messages are
+shown as a `Preview`.
 
-A record is one line with date, time and level in a file or a pipe. A terminal shows it with
-colours and wraps it at the terminal's width.
+A record is one line with date, time and level in a file or a pipe. A terminal shows it with colours and wraps it at the
+terminal's width.
 """
 
 from __future__ import annotations
@@ -71,14 +71,12 @@ def line_formatter(*, source: bool = False) -> logging.Formatter:
 
 
 def setup_logging(level: int | str = "INFO") -> None:
-    """Write the records of the `leyden` loggers to standard error, for scripts and the command
-    line.
+    """Write the records of the `leyden` loggers to standard error, for scripts and the command line.
 
     A file or a pipe gets one line for each record, as `line_formatter` makes it. Safe to repeat.
 
-    level: a number or a name in any case. The environment variable LEYDEN_LOG, if it is set,
-        overrides it: `LEYDEN_LOG=debug python train.py`. A variable that names no level is reported
-        and ignored.
+    level: a number or a name in any case. The environment variable LEYDEN_LOG, if it is set, overrides it:
+        `LEYDEN_LOG=debug python train.py`. A variable that names no level is reported and ignored.
     Raise ValueError for an unknown level.
     """
     variable = os.environ.get(_LEVEL_VARIABLE, "")
@@ -93,9 +91,7 @@ def setup_logging(level: int | str = "INFO") -> None:
 
 
 def stderr_handler() -> logging.Handler:
-    """Return a handler that writes records to standard error, in colours on a terminal and as lines
-    elsewhere.
-    """
+    """Return a handler that writes records to standard error, in colours on a terminal and as lines elsewhere."""
     handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
     handler.name = _HANDLER_NAME
     handler.addFilter(lambda record: not hasattr(record, _FOR_FILES))
@@ -109,18 +105,14 @@ def setup_logging_if_asked() -> None:
 
 
 def setup_child_logging() -> None:
-    """Write all log records of a child process to standard error, with the names of the process and
-    the logger.
-    """
+    """Write all log records of a child process to standard error, with the names of the process and the logger."""
     handler = logging.StreamHandler()
     handler.setFormatter(line_formatter(source=True))
     logging.basicConfig(handlers=[handler])
 
 
 def setup_relayed_logging() -> None:
-    """Write the records of a child process to standard error, for a parent that passes each line to
-    `relay_line`.
-    """
+    """Write the records of a child process to standard error, for a parent that passes each line to `relay_line`."""
     handler = logging.StreamHandler()
     handler.setFormatter(_LineFormatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
@@ -129,8 +121,7 @@ def setup_relayed_logging() -> None:
 def relay_line(logger: logging.Logger, source: str, line: str) -> None:
     """Log a line of a child's standard error, at the level with which the line begins.
 
-    `setup_relayed_logging` puts it there. A line without a level, such as a library's output, is
-    logged at INFO.
+    `setup_relayed_logging` puts it there. A line without a level, such as a library's output, is logged at INFO.
     """
     level, _, message = line.partition(" ")
     if level.lower() in _LEVELS and level.isupper():
@@ -152,8 +143,7 @@ def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> l
 
 
 def log_for_files(logger: logging.Logger, message: str, *args: object, error: BaseException) -> None:
-    """Log a message with the traceback of `error`, at INFO, for all handlers but the one of
-    `setup_logging`.
+    """Log a message with the traceback of `error`, at INFO, for all handlers but the one of `setup_logging`.
 
     A run's log file then has the traceback, and the terminal does not.
     """
@@ -163,8 +153,7 @@ def log_for_files(logger: logging.Logger, message: str, *args: object, error: Ba
 def notice(logger: logging.Logger, message: str, *args: object) -> None:
     """Log at INFO, and write the message to standard error if no handler shows INFO there.
 
-    For the few messages that a user needs without having set up logging, such as what a process
-    waits for.
+    For the few messages that a user needs without having set up logging, such as what a process waits for.
     """
     logger.info(message, *args)
     if not _is_shown(logger):
@@ -185,9 +174,7 @@ def _is_shown(logger: logging.Logger) -> bool:
 
 
 class _HarmlessFormatter(logging.Formatter):
-    """A formatter that removes control characters, since messages may hold texts of models and
-    agents.
-    """
+    """A formatter that removes control characters, since messages may hold texts of models and agents."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
@@ -234,7 +221,6 @@ def _checked(level: int | str) -> int:
 
 
 def _number_of(level: int | str) -> int | None:
-    """Return a level as a number; None for a name that is no level."""
     if isinstance(level, int) and not isinstance(level, bool):
         return level
     return _LEVELS.get(level.strip().lower()) if isinstance(level, str) else None

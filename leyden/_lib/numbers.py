@@ -1,8 +1,8 @@
 """Read one number from a value of any library: rewards, feedback, metrics, parts of tasks.
 
-A number is a Python number, or a value of another library that holds exactly one: `np.float32(1)`,
-`np.bool_(True)`, `torch.tensor(0.5)`, `np.array([2.0])`, `Decimal("0.1")`. A text, a date and a
-complex number are none. The module imports no numeric library; it asks values what they hold.
+A number is a Python number, or a value of another library that holds exactly one: `np.float32(1)`, `np.bool_(True)`,
+`torch.tensor(0.5)`, `np.array([2.0])`, `Decimal("0.1")`. A text, a date and a complex number are none. The module
+imports no numeric library; it asks values what they hold.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def as_number(value: object) -> int | float:
     """Return the number that a value is, as an int, a float or a bool, which counts as 1 or 0.
 
     NaN and infinity are numbers here; `finite_number` refuses them.
-    Raise ValueError for any other value and for one that no float can hold. The message continues a
-    sentence about the value: "is 'high' (a str), which is no number".
+    Raise ValueError for any other value and for one that no float can hold. The message continues a sentence about the
+    value: "is 'high' (a str), which is no number".
     """
     if type(value) is float or (type(value) is int and -(2**63) <= value < 2**63):  # nearly always
         return value
@@ -69,8 +69,8 @@ def finite_number(value: object) -> float:
 def exact_number(value: object) -> int | float:
     """Return the finite number that a value is, if a float holds all of its digits or parts.
 
-    Raise ValueError as `finite_number` does, and for a Decimal or a Fraction that would be rounded.
-    A whole number may have any length.
+    Raise ValueError as `finite_number` does, and for a Decimal or a Fraction that would be rounded. A whole number may
+    have any length.
     """
     if isinstance(value, int):
         return value if value is True or value is False else int(value)
@@ -107,7 +107,6 @@ def _count(array: Any) -> int | None:
 
 
 def _is_masked(value: Any, kind: type) -> bool:
-    """Return whether an element of a masked array is missing; its `item` would be an invention."""
     return hasattr(kind, "fill_value") and hasattr(kind, "mask") and bool(value.mask.any())
 
 

@@ -1,8 +1,7 @@
-"""Check options where they are given, so that a wrong one is refused by its name and not by what it
-breaks later.
+"""Check options where they are given, so that a wrong one is refused by its name and not by what it breaks later.
 
-This module knows no option. For another kind of option, add a function that raises ConfigError with
-the name, the value and what is possible.
+This module knows no option. For another kind of option, add a function that raises ConfigError with the name, the value
+and what is possible.
 """
 
 from __future__ import annotations
@@ -82,9 +81,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: object, possible: Collection[str]) -> None:
-    """Raise ConfigError, with the nearest possible name, unless `value` is one of the possible
-    ones.
-    """
+    """Raise ConfigError, with the nearest possible name, unless `value` is one of the possible ones."""
     if not isinstance(value, str) or value not in possible:
         raise ConfigError(f"{name} is {value!r}; {nearest(str(value), possible)}")
 
@@ -96,8 +93,8 @@ def check_path(name: str, value: object, *, example: str) -> None:
 
 
 def check_several(name: str, value: object, kind: type | None = None, *, wanted: str = "") -> None:
-    """Raise InvalidArgument if `value` is a single object where a list is needed, and ConfigError
-    for an item that is of another kind.
+    """Raise InvalidArgument if `value` is a single object where a list is needed, and ConfigError for an item that is
+    of another kind.
 
     wanted: what to give, for the message about an item.
     """
@@ -115,9 +112,7 @@ def nearest(name: str, possible: Collection[str]) -> str:
 
 
 def check_names(caller: str, given: Collection[str], possible: Collection[str]) -> None:
-    """Raise InvalidArgument, with the nearest possible name, if `caller` was given an option that
-    it does not have.
-    """
+    """Raise InvalidArgument, with the nearest possible name, if `caller` was given an option that it does not have."""
     for name in given:
         if name not in possible:
             raise InvalidArgument(f"{caller} has no option {name!r}; {nearest(name, possible)}")
@@ -126,10 +121,9 @@ def check_names(caller: str, given: Collection[str], possible: Collection[str]) 
 class NamedOptions:
     """A base class whose subclasses refuse an unknown or a missing argument by its name.
 
-    The error for an unknown option gives the nearest known name. It is an InvalidArgument (a
-    TypeError) in place of Python's TypeError, which names a base class and no remedy. For a class
-    that another decorator completes (a dataclass), use `named_options`; for a function or method,
-    `named_arguments`.
+    The error for an unknown option gives the nearest known name. It is an InvalidArgument (a TypeError) in place of
+    Python's TypeError, which names a base class and no remedy. For a class that another decorator completes (a
+    dataclass), use `named_options`; for a function or method, `named_arguments`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -155,9 +149,7 @@ def named_options(kind: type[T]) -> type[T]:
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function or method, sync or async, refuse unknown and missing arguments as
-    `NamedOptions` does.
-    """
+    """Make a function or method, sync or async, refuse unknown and missing arguments as `NamedOptions` does."""
     parameters = list(inspect.signature(function).parameters.values())
     name, _, method = function.__qualname__.rpartition(".")
     is_method = bool(name) and not name.endswith("<locals>")
@@ -190,8 +182,7 @@ def _check_call(
     options: Mapping[str, object],
     possible: Callable[[], Collection[str]],
 ) -> None:
-    """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a
-    value.
+    """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a value.
 
     parameters: without `self`.
     possible: returns the names to suggest; called only for an error.
@@ -210,9 +201,6 @@ def _check_call(
 
 
 def _options(made: object) -> list[str]:
-    """Return the names that the object's constructor takes, and the names that it passes on to its
-    base classes.
-    """
     return list(dict.fromkeys(_names(type(made))))
 
 

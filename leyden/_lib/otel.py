@@ -1,7 +1,7 @@
 """Convert OpenTelemetry's values to those that a span keeps.
 
-The module knows neither the SDK nor protobuf, only plain Python values. The tracer of this process
-and the OTLP receiver both use it, so that the same step gives the same span on either way.
+The module knows neither the SDK nor protobuf, only plain Python values. The tracer of this process and the OTLP
+receiver both use it, so that the same step gives the same span on either way.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from typing import Any, cast
 
 
 def seconds(nanoseconds: int | None) -> float | None:
-    """Return Unix nanoseconds as Unix seconds. None if they are None or 0, OTLP's value for
-    unknown.
-    """
+    """Return Unix nanoseconds as Unix seconds. None if they are None or 0, OTLP's value for unknown."""
     return nanoseconds / 1_000_000_000 if nanoseconds else None
 
 
 def attribute_value(value: object) -> Any:
-    """Return an attribute's value as a span can keep it: a scalar, or a list of strings or of
-    numbers.
+    """Return an attribute's value as a span can keep it: a scalar, or a list of strings or of numbers.
 
-    A map is kept as the text of its JSON, bytes as base64, and a number that JSON lacks as "NaN",
-    "Infinity" or "-Infinity", as OTLP writes them. In a list that is not all numbers, an element
-    that is no string is kept as its JSON. An absent value (None, which OpenTelemetry makes of an
-    invalid one) is the empty string.
+    A map is kept as the text of its JSON, bytes as base64, and a number that JSON lacks as "NaN", "Infinity" or
+    "-Infinity", as OTLP writes them. In a list that is not all numbers, an element that is no string is kept as its
+    JSON. An absent value (None, which OpenTelemetry makes of an invalid one) is the empty string.
     """
     if isinstance(value, str) or _is_number(value):
         return value
@@ -62,7 +58,6 @@ def _json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a substitute for a value that `json.dumps` cannot write."""
     if isinstance(value, bytes):
         return _base64(value)
     return dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else str(value)

@@ -1,5 +1,5 @@
-"""An event loop that runs only in the process that made it. A forked child would take its parent's
-events and write to its parent's connections.
+"""An event loop that runs only in the process that made it. A forked child would take its parent's events and write to
+its parent's connections.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def new_own_loop() -> asyncio.AbstractEventLoop:
 def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on a new event loop, cancel the remaining tasks, and return the result of `main`.
 
-    `asyncio.run` waits without limit for a task that swallows its cancellation, and for threads of
-    the default executor. This function abandons both, the tasks after a second, so use it only in a
-    process that ends afterwards.
+    `asyncio.run` waits without limit for a task that swallows its cancellation, and for threads of the default
+    executor. This function abandons both, the tasks after a second, so use it only in a process that ends afterwards.
     """
     loop = new_own_loop()
     try:
@@ -42,8 +41,8 @@ def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def _end_leftovers(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the remaining tasks, then close the loop's asynchronous generators. Wait for each of
-    the two steps for at most `_LEFTOVER_SECONDS`.
+    """Cancel the remaining tasks, then close the loop's asynchronous generators. Wait for each of the two steps for at
+    most `_LEFTOVER_SECONDS`.
     """
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:

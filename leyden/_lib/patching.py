@@ -1,7 +1,7 @@
 """Replace a method for a while, and restore it.
 
-The module knows no method, and a `Patch` is not thread-safe: its owner calls `apply` and `undo`
-under a lock, and counts who needs the patch.
+The module knows no method, and a `Patch` is not thread-safe: its owner calls `apply` and `undo` under a lock, and
+counts who needs the patch.
 """
 
 from __future__ import annotations

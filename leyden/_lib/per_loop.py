@@ -1,5 +1,5 @@
-"""Give an object that several event loops use one item for each loop, such as an HTTP session whose
-connections belong to one loop.
+"""Give an object that several event loops use one item for each loop, such as an HTTP session whose connections belong
+to one loop.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One item for each event loop, made at its first use there, and ended when the loop shuts down
-    or at `close`.
+    """One item for each event loop, made at its first use there, and ended when the loop shuts down or at `close`.
 
-    An async generator holds each item, because `asyncio.run` closes the generators of its loop at
-    the end, and with them the items.
+    An async generator holds each item, because `asyncio.run` closes the generators of its loop at the end, and with
+    them the items.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         """Make nothing yet.
 
-        make: returns a context manager that gives the item. Its entry must not wait, and it must
-            not hold an async generator, which the loop would close as well.
+        make: returns a context manager that gives the item. Its entry must not wait, and it must not hold an async
+            generator, which the loop would close as well.
         """
         self._make = make
         self._lock = threading.Lock()
@@ -46,9 +45,7 @@ class PerLoop(Generic[T]):
         return self._add(loop) if item is None else item
 
     async def close(self) -> None:
-        """End the item of each event loop that is running, such as an HTTP session. A later `get`
-        makes a new one.
-        """
+        """End the item of each event loop that is running, such as an HTTP session. A later `get` makes a new one."""
         with self._lock:
             generators, self._generators, self._items = self._generators, {}, {}
         for loop, generator in generators.items():
@@ -80,8 +77,8 @@ class PerLoop(Generic[T]):
 
 
 def _first(generator: AsyncGenerator[T, None]) -> T:
-    """Return the first item of an async generator without awaiting. Raise RuntimeError if the
-    generator waits before it yields.
+    """Return the first item of an async generator without awaiting. Raise RuntimeError if the generator waits before it
+    yields.
 
     The running loop registers the generator, because this is its first step.
     """

@@ -1,5 +1,5 @@
-"""Text of things that other people wrote: exceptions and values of agents, which may be huge,
-unprintable, or raise when asked.
+"""Text of things that other people wrote: exceptions and values of agents, which may be huge, unprintable, or raise
+when asked.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DEEPEST = 3
 def storable(text: str, *, limit: int = _LIMIT) -> str:
     """Return `text` in a form that any file or database accepts and that anyone may read.
 
-    Lone surrogates are written as escapes, secrets are hidden (`leyden.errors`), and the middle
-    of a text longer than `limit` is left out.
+    Lone surrogates are written as escapes, secrets are hidden (`leyden.errors`), and the middle of a text longer than
+    `limit` is left out.
     """
     text = redact(text)
     text = text.encode("utf-8", "backslashreplace").decode()
@@ -37,22 +37,22 @@ def storable(text: str, *, limit: int = _LIMIT) -> str:
 def describe_error(error: BaseException) -> str:
     """Return the error's message, whatever its `__str__` does; empty if it has none.
 
-    An exception group is described by the errors in it, because its own message only counts them.
-    So is an error that a group has caused, after its own message.
+    An exception group is described by the errors in it, because its own message only counts them. So is an error that a
+    group has caused, after its own message.
     """
     return _described(error, depth=0)
 
 
 def error_line(error: BaseException) -> str:
-    """Return the error's type and message, such as "ConnectionError: refused". Equal failures have
-    equal lines, also if an exception group holds them.
+    """Return the error's type and message, such as "ConnectionError: refused". Equal failures have equal lines, also if
+    an exception group holds them.
     """
     return _line(error, depth=0)
 
 
 def inner_errors(error: BaseException) -> list[BaseException]:
-    """Return the errors in an exception group and in the groups in it, and for another error that
-    itself. A cancellation is left out if there is another error, which it follows from.
+    """Return the errors in an exception group and in the groups in it, and for another error that itself. A
+    cancellation is left out if there is another error, which it follows from.
     """
     waiting, found = [error], list[BaseException]()
     while waiting:
@@ -67,7 +67,10 @@ def inner_errors(error: BaseException) -> list[BaseException]:
 
 
 def _described(error: BaseException, *, depth: int) -> str:
-    """Return the message of an error. depth: how many groups it lies in, which may form a cycle."""
+    """Return the message of an error.
+
+    depth: how many groups it lies in, which may form a cycle.
+    """
     group = _as_group(error) or _group_behind(error)
     if group is None or depth == _DEEPEST:
         return text_of(str, error)
@@ -89,8 +92,8 @@ def _line(error: BaseException, *, depth: int) -> str:
 
 
 def _group_behind(error: BaseException) -> BaseExceptionGroup[BaseException] | None:
-    """Return the first exception group among the causes of an error. A group that the error only
-    followed, without `from`, counts if the error repeats its message.
+    """Return the first exception group among the causes of an error. A group that the error only followed, without
+    `from`, counts if the error repeats its message.
     """
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
@@ -133,7 +136,10 @@ def fault_reason(fault: Mapping[str, object]) -> str:
 
 
 def as_json(value: Any, *, default: Callable[[Any], Any] = repr) -> str:
-    """Return any value as JSON. default: makes a substitute for a part that JSON cannot hold."""
+    """Return any value as JSON.
+
+    default: makes a substitute for a part that JSON cannot hold.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, default=default)
     except (TypeError, ValueError, RecursionError):  # a key that is no string, or a reference cycle

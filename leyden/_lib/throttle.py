@@ -21,9 +21,7 @@ class Throttle:
         self._admitted: dict[Hashable, float] = {}
 
     def admits(self, key: Hashable = None) -> bool:
-        """Return whether the key was not admitted in the last `seconds`. If so, it is admitted
-        now.
-        """
+        """Return whether the key was not admitted in the last `seconds`. If so, it is admitted now."""
         with self._lock:
             now = time.monotonic()
             due = now >= self._admitted.get(key, float("-inf")) + self.seconds

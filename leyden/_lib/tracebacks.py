@@ -1,7 +1,7 @@
 """Shorten the tracebacks of errors that leave Leyden for a user's script.
 
-A traceback of `fit` would hold dozens of frames of event loops and threads, which say nothing about
-the user's mistake. Only the user's own frames are kept; the complete traceback is logged at DEBUG.
+A traceback of `fit` would hold dozens of frames of event loops and threads, which say nothing about the user's mistake.
+Only the user's own frames are kept; the complete traceback is logged at DEBUG.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ _EXIT_STATUS = 130
 
 
 def short_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function, sync or async, so that its errors leave it without Leyden's frames
-    around those of the user.
+    """Decorate a function, sync or async, so that its errors leave it without Leyden's frames around those of the user.
 
-    A LeydenError keeps only the user's frames. Another error that passed through a user's agent or
-    algorithm keeps its frames from the user's first one on. An error that passed through no user's
-    code is a fault of Leyden or of a library, and keeps all frames.
+    A LeydenError keeps only the user's frames. Another error that passed through a user's agent or algorithm keeps its
+    frames from the user's first one on. An error that passed through no user's code is a fault of Leyden or of a
+    library, and keeps all frames.
     """
 
     @functools.wraps(function)
@@ -58,9 +57,7 @@ def short_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shortened(error: BaseException) -> BaseException:
-    """Return the error after shortening the tracebacks of its whole chain, in place. Log it at
-    DEBUG before.
-    """
+    """Return the error after shortening the tracebacks of its whole chain, in place. Log it at DEBUG before."""
     logger.debug("%s leaves with this traceback", type(error).__name__, exc_info=error)
     if isinstance(error, RunInterrupted):
         _exit_quietly_if_uncaught()
@@ -74,8 +71,8 @@ def _shortened(error: BaseException) -> BaseException:
 
 
 def _shorten(error: BaseException) -> None:
-    """Shorten the traceback of one error, in place. Drop the error that a LeydenError came from,
-    unless that one has frames of the user.
+    """Shorten the traceback of one error, in place. Drop the error that a LeydenError came from, unless that one has
+    frames of the user.
     """
     is_ours = isinstance(error, LeydenError | KeyboardInterrupt)
     part = users_part(_inside(error.__traceback__), and_below=not is_ours)
@@ -99,8 +96,7 @@ def _inside(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _exit_quietly_if_uncaught() -> None:
-    """Install an excepthook that prints only the message of an uncaught RunInterrupted and exits
-    with status 130.
+    """Install an excepthook that prints only the message of an uncaught RunInterrupted and exits with status 130.
 
     Other errors are shown as before. If the program has a hook of its own, that one shows all.
     """

@@ -1,12 +1,11 @@
 """Convert spans to training data, with pure functions.
 
-The package holds `TraceAdapter` and the adapters that ship. They know spans and training data, but
-no store, model or tokenizer (text is never tokenised again). To add one, subclass `TraceAdapter`
-and pass it to `Trainer(adapter=...)`.
+The package holds `TraceAdapter` and the adapters that ship. They know spans and training data, but no store, model or
+tokenizer (text is never tokenised again). To add one, subclass `TraceAdapter` and pass it to `Trainer(adapter=...)`.
 
-Spans are interpreted once, for all adapters: `normalise` reads one span of any convention, `calls`
-joins several records of one call, `tree` finds which step was part of which, and `selection`
-assigns calls to agents and rewards to calls.
+Spans are interpreted once, for all adapters: `normalise` reads one span of any convention, `calls` joins several
+records of one call, `tree` finds which step was part of which, and `selection` assigns calls to agents and rewards to
+calls.
 """
 
 from leyden.adapter.calls import model_calls as model_calls

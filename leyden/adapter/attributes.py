@@ -1,5 +1,4 @@
-"""Read structure from attributes: rebuild objects that were flattened to dotted names, and parse
-text that is JSON.
+"""Read structure from attributes: rebuild objects that were flattened to dotted names, and parse text that is JSON.
 
 The module knows no convention. `normalise` knows what attributes mean.
 """
@@ -14,11 +13,11 @@ Json = dict[str, Any]
 
 
 def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
-    """Return the object that was flattened under `prefix`: `a.0.x` and `a.1.x` are `[{"x": ...},
-    {"x": ...}]` for the prefix `a`.
+    """Return the object that was flattened under `prefix`: `a.0.x` and `a.1.x` are `[{"x": ...}, {"x": ...}]` for the
+    prefix `a`.
 
-    Names that are numbers make a list, in their order; other names beside them are left out. None
-    if no attribute has the prefix.
+    Names that are numbers make a list, in their order; other names beside them are left out. None if no attribute has
+    the prefix.
     """
     tree: Json = {}
     for name, value in attributes.items():

@@ -1,7 +1,7 @@
 """Find the model calls of an attempt, each once, however many instrumentations recorded it.
 
-A *sighting* is a span that records a model call. A *source* is a convention and a span's name. Two
-sightings belong to one call if, in this order,
+A *sighting* is a span that records a model call. A *source* is a convention and a span's name. Two sightings belong to
+one call if, in this order,
 
 1. they have the same response id;
 2. one lies below the other, as a gateway's record lies below the SDK's span that sent the
@@ -11,11 +11,10 @@ its own;
 sightings of their source with this content. First both request and answer are compared. Then only
 the requests are, if one of the sightings has no answer.
 
-Sightings of one source are never joined by rule 3, so two equal parallel calls stay two. Only the
-order within one source counts, never the clocks of two machines. If a server gives one id to
-different answers, the gateway's records show it, and that id is ignored. A call has the fields of
-the gateway's record, above all the tokens; other sightings fill the fields that it lacks. The order
-in which spans are passed does not matter.
+Sightings of one source are never joined by rule 3, so two equal parallel calls stay two. Only the order within one
+source counts, never the clocks of two machines. If a server gives one id to different answers, the gateway's records
+show it, and that id is ignored. A call has the fields of the gateway's record, above all the tokens; other sightings
+fill the fields that it lacks. The order in which spans are passed does not matter.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from leyden.types import Span, semconv
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     """Return the calls of one attempt in the order in which they started.
 
-    Failed calls are included (`ModelCallView.failed`), except those that the client retried. If the
-    gateway numbered every call, its numbers are the order; otherwise the clocks are.
+    Failed calls are included (`ModelCallView.failed`), except those that the client retried. If the gateway numbered
+    every call, its numbers are the order; otherwise the clocks are.
     """
     ordered = in_order(spans)
     retried = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
@@ -54,9 +53,6 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
 
 
 def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
-    """Return the calls by the gateway's numbers if each has one of its own, else by their
-    starts.
-    """
     counted = [(call.span.attributes.get(semconv.CALL_INDEX), call) for call in calls]
     numbers = {number for number, _ in counted if isinstance(number, int)}
     if len(numbers) == len(calls):
@@ -77,19 +73,14 @@ class _Sighting:
 
     @cached_property
     def input_digest(self) -> str:
-        """A text that is equal for two records of one request; empty if no messages were
-        recorded.
-        """
         return _digest(self.view.input_messages)
 
     @cached_property
     def output_digest(self) -> str:
-        """A text that is equal for two records of one answer; empty if no answer was recorded."""
         return _digest(self.view.output_messages)
 
 
 def _digest(messages: Sequence[Json]) -> str:
-    """Return the messages as a text that is equal in all conventions; empty if all are empty."""
     compared = [comparable(message) for message in messages]
     has_content = any(any(content) for _, *content in compared)  # the first entry is the role
     return json.dumps(compared, ensure_ascii=False, sort_keys=True) if has_content else ""
@@ -128,12 +119,10 @@ class _SightedCall:
         return all(sighting.view.failed for sighting in self.sightings)
 
     def contradicts(self, other: _SightedCall) -> bool:
-        """Return whether both have a response id, and the ids differ."""
         mine, theirs = self.response_ids, other.response_ids
         return bool(mine and theirs and mine.isdisjoint(theirs))
 
     def has_content_of(self, other: _SightedCall) -> bool:
-        """Return whether a sighting of this call has the messages of one of the other call."""
         mine = {(sighting.input_digest, sighting.output_digest) for sighting in self.sightings}
         return any((sighting.input_digest, sighting.output_digest) in mine for sighting in other.sightings)
 
@@ -155,14 +144,16 @@ class _JoinedCalls:
             self._call_of.update(dict.fromkeys(other.sightings, one))
 
     def by_response_id(self) -> None:
-        """Join sightings with the same response id (rule 1)."""
         first: dict[str, _SightedCall] = {}
         for sighting in self._sightings:
             if sighting.response_id is not None:
                 self._join(first.setdefault(sighting.response_id, self._call_of[sighting]), self._call_of[sighting])
 
     def by_parent(self, parents: Mapping[str, str | None]) -> None:
-        """Join sightings of which one lies below the other (rule 2). parents: by span id."""
+        """Join sightings of which one lies below the other (rule 2).
+
+        parents: by span id.
+        """
         at = {sighting.span.span_id: sighting for sighting in self._sightings}
         below: dict[_Sighting, list[_Sighting]] = {}
         for sighting in self._sightings:
@@ -174,9 +165,9 @@ class _JoinedCalls:
             self._join_below(self._call_of[sighting], below.get(sighting, []))
 
     def _join_below(self, call: _SightedCall, below: Sequence[_Sighting]) -> None:
-        """Join a call with the successful call below it that records it again: the only one, else
-        the first with the same content. If there are several and none has its content, mark the
-        call as a wrapper around them, unless it has a response id or tokens.
+        """Join a call with the successful call below it that records it again: the only one, else the first with the
+        same content. If there are several and none has its content, mark the call as a wrapper around them, unless it
+        has a response id or tokens.
 
         below: the sightings whose nearest sighting above is one of `call`.
         """
@@ -211,8 +202,8 @@ class _JoinedCalls:
                 self._join_to_first(found, self._call_of[sighting], with_answers=with_answers)
 
     def _join_to_first(self, found: list[_SightedCall], call: _SightedCall, *, with_answers: bool) -> None:
-        """Join a call to the first of `found` that no source of the call has recorded yet. If there
-        is none, append the call to `found`.
+        """Join a call to the first of `found` that no source of the call has recorded yet. If there is none, append the
+        call to `found`.
         """
         if call in found or call.is_wrapper:
             return
@@ -246,8 +237,8 @@ def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Conta
 
 
 def _merged(call: _SightedCall) -> ModelCallView:
-    """Return one view of all sightings of a call. Each field comes from the first source that has
-    it; the gateway is asked first.
+    """Return one view of all sightings of a call. Each field comes from the first source that has it; the gateway is
+    asked first.
     """
     first, *others = [
         sighting.view

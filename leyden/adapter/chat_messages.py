@@ -1,9 +1,9 @@
-"""Convert messages and tools of any convention to the form of OpenAI's chat completions, which all
-adapters use. It is called *chat* here.
+"""Convert messages and tools of any convention to the form of OpenAI's chat completions, which all adapters use. It is
+called *chat* here.
 
-The module reads chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message`
-objects, and the flat tool calls of AgentOps and Traceloop. Content that has no place in a chat
-message stays as it is. To read another form, add it to `chat_message`.
+The module reads chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message` objects, and the flat tool
+calls of AgentOps and Traceloop. Content that has no place in a chat message stays as it is. To read another form, add
+it to `chat_message`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def chat_messages(value: Any, *, role: str = "user") -> list[Json]:
 
 
 def chat_message(message: Json, role: str) -> list[Json]:
-    """Return one message of any convention as chat messages. One that answers several tool calls
-    becomes several.
+    """Return one message of any convention as chat messages. One that answers several tool calls becomes several.
 
     role: the role of a message that names none, unless it is a tool's answer or has tool calls.
     """
@@ -65,17 +64,12 @@ def _is_plain(message: Json) -> bool:
 
 
 def _content_parts(text: str) -> Any:
-    """Return the content parts that AgentOps wrote as JSON text. Other text that looks like JSON
-    stays text.
-    """
     parts = parsed(text)
     return parts if all("type" in as_dict(part) for part in as_list(parts)) else text
 
 
 def tool_call(call: Json) -> Json:
-    """Return a tool call of any supported API in the form of OpenAI's chat completions; its
-    arguments are JSON text.
-    """
+    """Return a tool call of any supported API in the form of OpenAI's chat completions; its arguments are JSON text."""
     call = as_dict(call.get("tool_call")) or call  # OpenInference nests it
     function = as_dict(call.get("function")) or call  # AgentOps and OpenTelemetry write it flat
     arguments = function.get("arguments")
@@ -116,8 +110,8 @@ def image_urls(messages: Iterable[Json]) -> list[str]:
 
 
 def comparable(message: Json) -> list[Any]:
-    """Return what every convention records of a message, in a form that can be compared: role,
-    text, images, and the names and arguments of tool calls.
+    """Return what every convention records of a message, in a form that can be compared: role, text, images, and the
+    names and arguments of tool calls.
     """
     functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
     calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
@@ -129,8 +123,8 @@ def _text_message(role: str, text: Any) -> Json:
 
 
 def _role(message: Json, calls: list[Json], otherwise: str) -> str:
-    """Return chat's name for the role of a message. Without a role, a tool's answer and a message
-    with tool calls are recognised; any other has the role `otherwise`.
+    """Return chat's name for the role of a message. Without a role, a tool's answer and a message with tool calls are
+    recognised; any other has the role `otherwise`.
     """
     role = message.get("role")
     if isinstance(role, str) and role:
@@ -141,7 +135,6 @@ def _role(message: Json, calls: list[Json], otherwise: str) -> str:
 
 
 def _from_openinference(message: Json) -> Json:
-    """Return OpenInference's message in the form of chat, but for its tool calls."""
     chat = {name: value for name, value in message.items() if name != "contents"}
     if contents := as_list(message.get("contents")):
         chat["content"] = [_openinference_part(as_dict(as_dict(part).get("message_content"))) for part in contents]
@@ -154,8 +147,8 @@ def _openinference_part(part: Json) -> Json:
 
 
 def _from_parts(message: Json, role: str) -> list[Json]:
-    """Return OpenTelemetry's message as chat messages. It has a role and `parts`: text, tool calls,
-    tools' answers, images and reasoning.
+    """Return OpenTelemetry's message as chat messages. It has a role and `parts`: text, tool calls, tools' answers,
+    images and reasoning.
     """
     parts = [as_dict(part) for part in as_list(message["parts"])]
     answers = [
@@ -187,9 +180,7 @@ def _from_parts(message: Json, role: str) -> list[Json]:
 
 
 def _content_part(part: Json) -> Json:
-    """Return OpenTelemetry's part as a content part of chat. One of an unknown kind stays as it
-    is.
-    """
+    """Return OpenTelemetry's part as a content part of chat. One of an unknown kind stays as it is."""
     if part.get("type") == "text":
         return {"type": "text", "text": _part_text(part)}
     if part.get("modality") == "image" and part.get("type") in ("uri", "blob"):
@@ -199,9 +190,7 @@ def _content_part(part: Json) -> Json:
 
 
 def _simplest(content: list[Json]) -> Any:
-    """Return the parts joined to one text if all are text, None if there are none, else the
-    parts.
-    """
+    """Return the parts joined to one text if all are text, None if there are none, else the parts."""
     if all(part["type"] == "text" for part in content if "type" in part) and all("text" in part for part in content):
         return "".join(part["text"] for part in content) if content else None
     return content

@@ -1,12 +1,11 @@
-"""Count how many turns of an attempt's conversations merge to one trajectory, and find why the
-others do not.
+"""Count how many turns of an attempt's conversations merge to one trajectory, and find why the others do not.
 
-A call continues an earlier one if its messages do. The two *merge* if the ids of its prompt begin
-with the ids of the earlier prompt and response. Otherwise the later prompt is a sequence of its
+A call continues an earlier one if its messages do. The two *merge* if the ids of its prompt begin with the ids of the
+earlier prompt and response. Otherwise the later prompt is a sequence of its
 own: it is trained on correctly, but its context is computed again, and no prefix cache holds it.
 
-The module knows messages and ids, and no tokenizer: a difference that the messages do not explain
-is attributed to tokenisation.
+The module knows messages and ids, and no tokenizer: a difference that the messages do not explain is attributed to
+tokenisation.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class SplitTurn:
 
 @dataclass(slots=True)
 class TurnMerges:
-    """How many turns of one attempt continue an earlier one, how many of them merge with it, and
-    why the others do not.
+    """How many turns of one attempt continue an earlier one, how many of them merge with it, and why the others do
+    not.
     """
 
     continued: int = 0
@@ -60,11 +59,11 @@ class TurnMerges:
 
 
 def turn_merges(spans: Sequence[Span]) -> TurnMerges:
-    """Return how many calls of one attempt continue an earlier call, how many of these do so token
-    by token, and why the others do not.
+    """Return how many calls of one attempt continue an earlier call, how many of these do so token by token, and why
+    the others do not.
 
-    Failed calls and calls without tokens are left out. A replayed call is never the later one of a
-    pair, because the attempt that it repeats counts that pair.
+    Failed calls and calls without tokens are left out. A replayed call is never the later one of a pair, because the
+    attempt that it repeats counts that pair.
     """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
     calls = [_ComparableCall(view, place) for place, view in enumerate(views)]
@@ -100,19 +99,14 @@ class _ComparableCall:
 
     @cached_property
     def ids(self) -> list[int]:
-        """The ids of prompt and response."""
         return [*self.tokens.prompt_ids, *self.tokens.response_ids]
 
     @cached_property
     def answers_sent(self) -> frozenset[str]:
-        """Digests of the assistant's messages in the request."""
         pairs = zip(self.prompt, self.view.input_messages, strict=True)
         return frozenset(digest for digest, message in pairs if message.get("role") == "assistant")
 
     def extends(self, earlier: _ComparableCall) -> bool:
-        """Return whether the request consists of the earlier call's messages, a message of the
-        assistant, and perhaps more.
-        """
         n = len(earlier.prompt)
         if len(self.prompt) <= n or self.view.input_messages[n].get("role") != "assistant":
             return False
@@ -126,8 +120,8 @@ def _digest(message: Json) -> str:
 def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _ComparableCall | None:
     """Return the earlier call that `call` continues, or None.
 
-    It is the latest one whose messages and answer the request contains, else the latest one whose
-    messages it contains, else the latest one whose answer it contains.
+    It is the latest one whose messages and answer the request contains, else the latest one whose messages it contains,
+    else the latest one whose answer it contains.
     """
     if not call.answers_sent:
         return None
@@ -143,8 +137,8 @@ def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) ->
 
 
 def _split_reason(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
-    """Return why the ids of a call do not continue those of `earlier`, as a reason and a sentence.
-    The checks go from causes that a user can see (tools, messages) to one that only ids show.
+    """Return why the ids of a call do not continue those of `earlier`, as a reason and a sentence. The checks go from
+    causes that a user can see (tools, messages) to one that only ids show.
 
     n_common: how many leading token ids both calls share.
     """
@@ -174,7 +168,6 @@ def _split_reason(call: _ComparableCall, earlier: _ComparableCall, n_common: int
 
 
 def _without_thoughts(message: Json) -> str:
-    """Return the text of a message after `</think>`, or all of it."""
     return message_text(message.get("content")).rpartition("</think>")[2].strip()
 
 

@@ -1,8 +1,7 @@
-"""Convert model calls to conversations in the format of OpenAI's fine-tuning:
-`{"messages": [...], "tools": [...]}`.
+"""Convert model calls to conversations in the format of OpenAI's fine-tuning: `{"messages": [...], "tools": [...]}`.
 
-Tool calls are read from the answer itself. If the answer has none, they are read from spans below
-the call, which AgentOps writes for them. The module knows messages and no tokens.
+Tool calls are read from the answer itself. If the answer has none, they are read from spans below the call, which
+AgentOps writes for them. The module knows messages and no tokens.
 """
 
 from __future__ import annotations
@@ -34,12 +33,10 @@ class OpenAIMessages(TypedDict):
 
 
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """Converts the spans of an attempt to conversations for OpenAI's fine-tuning, in order: each as
-    far as it went.
+    """Converts the spans of an attempt to conversations for OpenAI's fine-tuning, in order: each as far as it went.
 
-    A call whose conversation a later call continues is left out, because the later one has its
-    messages and answer too. A call whose messages or answer were not recorded is left out, and so
-    is a replayed call.
+    A call whose conversation a later call continues is left out, because the later one has its messages and answer too.
+    A call whose messages or answer were not recorded is left out, and so is a replayed call.
     """
 
     def __init__(self, agent_match: str | None = None) -> None:
@@ -89,8 +86,8 @@ def _without_beginnings(conversations: Sequence[OpenAIMessages]) -> list[OpenAIM
 
 
 def _comparable(message: Json) -> Json:
-    """Return a message as it is compared: a client may write a call's arguments with other white
-    space, leave out empty content, and add the author's name.
+    """Return a message as it is compared: a client may write a call's arguments with other white space, leave out empty
+    content, and add the author's name.
     """
     calls: list[Json] = []
     for call in cast("list[Json]", as_list(message.get("tool_calls"))):
@@ -128,7 +125,6 @@ def _tool_calls_below(spans: Sequence[Span], calls: Sequence[ModelCallView]) -> 
 
 
 def _tool_call(tool: ToolCallView) -> Json:
-    """Return a recorded tool call in the form of OpenAI's chat completions."""
     arguments = (
         tool.arguments if isinstance(tool.arguments, str) else json.dumps(tool.arguments or {}, ensure_ascii=False)
     )
@@ -142,8 +138,7 @@ _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "we
 def _fine_tuning(message: Json) -> Json:
     """Return a message with only the keys of OpenAI's fine-tuning format.
 
-    Content parts stay if one is an image, and are joined to text otherwise. Empty content is None
-    beside tool calls.
+    Content parts stay if one is an image, and are joined to text otherwise. Empty content is None beside tool calls.
     """
     kept: dict[str, Any] = {name: message[name] for name in _KEYS if message.get(name) is not None}
     if not _has_images(kept.get("content")):

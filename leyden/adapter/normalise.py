@@ -1,5 +1,4 @@
-"""Read a model call, a tool call or an agent's step from a span, whichever instrumentation recorded
-it.
+"""Read a model call, a tool call or an agent's step from a span, whichever instrumentation recorded it.
 
 | convention | recognised by | written by |
 |---|---|---|
@@ -9,9 +8,9 @@ it.
 | `gen_ai` | `gen_ai.input.messages`, `gen_ai.operation.name` | OpenTelemetry, OpenLLMetry |
 | `gen_ai_indexed` | `gen_ai.prompt.N.*` | conventions up to 1.36, AgentOps, older Traceloop |
 
-The module reads one span at a time and knows nothing of the others; `calls` finds that two spans
-belong to one call. A span in none of these conventions is no model call. To add a convention, add a
-line to `_CONVENTIONS`, and messages of a new form to `chat`.
+The module reads one span at a time and knows nothing of the others; `calls` finds that two spans belong to one call. A
+span in none of these conventions is no model call. To add a convention, add a line to `_CONVENTIONS`, and messages of a
+new form to `chat`.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ GATEWAY: Final = "leyden"
 
 @dataclass(frozen=True, slots=True)
 class ModelCallView:
-    """One call of a model, answered or failed, as all conventions can describe it. Messages and
-    tools have the form of OpenAI's chat completions.
+    """One call of a model, answered or failed, as all conventions can describe it. Messages and tools have the form of
+    OpenAI's chat completions.
     """
 
     spans: tuple[Span, ...]
@@ -63,9 +62,7 @@ class ModelCallView:
 
     @property
     def replayed(self) -> bool:
-        """Whether the answer came from the record of another attempt. Then it is context, and not
-        trained on again.
-        """
+        """Whether the answer came from the record of another attempt. Then it is context, and not trained on again."""
         return self.span.attributes.get(semconv.REPLAYED) is True
 
     @property
@@ -90,9 +87,7 @@ class ToolCallView:
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """A step of an agent. All steps below it belong to this agent, down to the next agent's
-    step.
-    """
+    """A step of an agent. All steps below it belong to this agent, down to the next agent's step."""
 
     span: Span
     name: str
@@ -104,9 +99,7 @@ class AgentView:
 
 
 def read_model_call(span: Span) -> ModelCallView | None:
-    """Return a span as a model call; None for any other span, such as embeddings or an agent's
-    step.
-    """
+    """Return a span as a model call; None for any other span, such as embeddings or an agent's step."""
     if not _may_be_model_call(span):
         return None
     return next((read(span) for recognises, read in _CONVENTIONS if recognises(span)), None)
@@ -129,9 +122,7 @@ _GENERATES = ("chat", "text_completion", "completion", "generate_content", "resp
 
 
 def _kind(attributes: Attributes) -> str | None:
-    """Return the kind of span that an instrumentation declares, in lower case; None if it declares
-    none.
-    """
+    """Return the kind of span that an instrumentation declares, in lower case; None if it declares none."""
     for name in ("openinference.span.kind", "agentops.span.kind", "traceloop.span.kind"):
         if isinstance(kind := attributes.get(name), str):
             # AgentOps sometimes writes the name of its enum, too: AgentOpsSpanKindValues.TOOL.
@@ -144,15 +135,14 @@ def _is_gateways(span: Span) -> bool:
 
 
 def _is_gen_ai(span: Span) -> bool:
-    """Return whether a span has OpenTelemetry's attributes, and not the older, indexed ones."""
     if semconv.GEN_AI_INPUT_MESSAGES in span.attributes or semconv.GEN_AI_OUTPUT_MESSAGES in span.attributes:
         return True
     return semconv.GEN_AI_OPERATION in span.attributes and not _has_indexed_messages(span.attributes)
 
 
 def _from_gen_ai(span: Span) -> ModelCallView:
-    """Return the model call of a span with OpenTelemetry's attributes. The gateway writes the same
-    attributes, with messages in the form of chat.
+    """Return the model call of a span with OpenTelemetry's attributes. The gateway writes the same attributes, with
+    messages in the form of chat.
     """
     attributes = span.attributes
     messages = chat_messages(parsed(attributes.get(semconv.GEN_AI_INPUT_MESSAGES)))
@@ -221,8 +211,8 @@ def _from_openinference(span: Span) -> ModelCallView:
 
 
 def _openinference_response_id(output: Json) -> str | None:
-    """Return the response id from the complete answer, because no attribute has it. LangChain keeps
-    it in a place of its own.
+    """Return the response id from the complete answer, because no attribute has it. LangChain keeps it in a place of
+    its own.
     """
     for found in (output.get("id"), as_dict(output.get("llm_output")).get("id")):
         if isinstance(found, str) and found:
@@ -243,8 +233,8 @@ def _is_weave(span: Span) -> bool:
 
 
 def _from_weave(span: Span) -> ModelCallView:
-    """Return the model call of an operation that Agent Lightning's Weave tracer recorded, with
-    request and response flattened to attributes.
+    """Return the model call of an operation that Agent Lightning's Weave tracer recorded, with request and response
+    flattened to attributes.
     """
     attributes = span.attributes
     request = as_dict(unflatten(attributes, semconv.AGL_OPERATION_INPUT))
@@ -264,8 +254,8 @@ def _from_weave(span: Span) -> ModelCallView:
 
 
 def _from_litellm(span: Span) -> ModelCallView:
-    """Return the model call of a span that litellm's callback wrote. In `raw_gen_ai_request`, the
-    server's answer is a Python literal.
+    """Return the model call of a span that litellm's callback wrote. In `raw_gen_ai_request`, the server's answer is a
+    Python literal.
     """
     attributes = span.attributes
     messages = chat_messages(as_list(unflatten(attributes, "gen_ai.prompt")))
@@ -316,8 +306,8 @@ def _call(
     usage: tuple[int, int] | None = None,
     **messages: list[Json],
 ) -> ModelCallView:
-    """Return a view of a span: the given values, and the rest from the `gen_ai.*` attributes that
-    nearly all conventions share.
+    """Return a view of a span: the given values, and the rest from the `gen_ai.*` attributes that nearly all
+    conventions share.
 
     messages: `input_messages`, `output_messages` and `tools`.
     """
@@ -354,7 +344,6 @@ def _settings(options: Mapping[str, Any]) -> Json:
 
 
 def _name(value: Any) -> str | None:
-    """Return a value that is text with at least one character; None for any other."""
     return value if isinstance(value, str) and value else None
 
 
@@ -376,9 +365,7 @@ _RESPONSE_IDS = (
 
 
 def _tokens(attributes: Attributes) -> TokenRecord | None:
-    """Return the tokens that Agent Lightning wrote as attributes; None unless both prompt and
-    response have ids.
-    """
+    """Return the tokens that Agent Lightning wrote as attributes; None unless both prompt and response have ids."""
     prompt_ids = _first_ids(attributes, _PROMPT_IDS)
     response_ids = _first_ids(attributes, _RESPONSE_IDS) or _choice_ids(attributes)
     if not prompt_ids or not response_ids:
@@ -401,8 +388,8 @@ def _choice_ids(attributes: Attributes) -> list[int]:
 
 
 def _ids(value: Any) -> list[int]:
-    """Return a list of token ids, or the first of several lists (one for each choice). Return [] if
-    it holds anything but 32-bit integers.
+    """Return a list of token ids, or the first of several lists (one for each choice). Return [] if it holds anything
+    but 32-bit integers.
     """
     ids = as_list(value)
     if ids and isinstance(ids[0], list):
@@ -411,9 +398,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
-    """Return the log-probability of each response token; None unless there is one for each
-    token.
-    """
+    """Return the log-probability of each response token; None unless there is one for each token."""
     entries = [as_dict(entry).get("logprob") for entry in as_list(parsed(attributes.get("logprobs.content")))]
     found = [float(entry) for entry in entries if isinstance(entry, int | float)]
     return found if len(found) == len(entries) == n_response else None
@@ -444,8 +429,8 @@ def read_tool_call(span: Span) -> ToolCallView | None:
 
 
 def _arguments_of(attributes: Attributes) -> tuple[str, ...]:
-    """Return the names of the attributes that may hold a tool call's arguments. `tool.parameters`
-    holds the arguments in AgentOps's spans, but their schema in OpenInference's.
+    """Return the names of the attributes that may hold a tool call's arguments. `tool.parameters` holds the arguments
+    in AgentOps's spans, but their schema in OpenInference's.
     """
     names = ("gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input")
     return names if "openinference.span.kind" in attributes else (*names, "tool.parameters")
@@ -483,14 +468,12 @@ _AGENT_NAMES = (
     ("executor.id", None, ""),  # Microsoft Agent Framework's workflows
     (f"{semconv.AGL_OPERATION_INPUT}.name", "type", "agent"),  # Weave
 )
-"""Attributes that hold an agent's name, each with another attribute and the value that this must
-have (None: no condition)."""
+"""Attributes that hold an agent's name, each with another attribute and the value that this must have (None: no
+condition)."""
 
 
 def _langgraph(span: Span) -> AgentView | None:
-    """Return a LangGraph graph or node, which OpenInference describes in `metadata`; None for any
-    other span.
-    """
+    """Return a LangGraph graph or node, which OpenInference describes in `metadata`; None for any other span."""
     text = span.attributes.get("metadata")
     if not isinstance(text, str) or "langgraph" not in text or _kind(span.attributes) not in ("chain", "agent"):
         return None
@@ -504,8 +487,8 @@ def _langgraph(span: Span) -> AgentView | None:
 
 
 def is_reward(span: Span) -> bool:
-    """Return whether a span carries a reward, or is the operation that computes one (named
-    `leyden.reward` or `agentlightning.reward`).
+    """Return whether a span carries a reward, or is the operation that computes one (named `leyden.reward` or
+    `agentlightning.reward`).
     """
     names = (span.attributes.get(semconv.OPERATION_NAME), span.attributes.get(semconv.AGL_OPERATION_NAME))
     return is_reward_span(span) or semconv.REWARD in names or semconv.AGL_REWARD in names

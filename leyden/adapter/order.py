@@ -1,8 +1,8 @@
 """Sort the spans of one attempt by the start of their steps, although two machines timed them.
 
-The agent's process times its own spans. The gateway times the model calls that it records, with a
-clock that may be seconds off. Rewards and other steps are compared with calls by time, so the
-gateway's times are first converted to the agent's clock:
+The agent's process times its own spans. The gateway times the model calls that it records, with a clock that may be
+seconds off. Rewards and other steps are compared with calls by time, so the gateway's times are first converted to the
+agent's clock:
 
 1. An instrumented HTTP client records when it sent a call (`leyden.sent_time`, by the agent's
 clock). The start that the gateway recorded is later by the offset of the two clocks plus the time
@@ -11,8 +11,8 @@ on the network, so the smallest difference of the attempt comes closest to the o
 store received the spans (`sequence_id`) contradicts them: a call reaches the store within moments
 of its end. Then each call is placed between the spans that arrived before it and after it.
 
-Spans of other processes and machines keep their own times, because nothing says what their clocks
-showed. So do all spans of a trace that no store has numbered (`sequence_id` 0).
+Spans of other processes and machines keep their own times, because nothing says what their clocks showed. So do all
+spans of a trace that no store has numbered (`sequence_id` 0).
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from collections.abc import Sequence
 from leyden.types import Span, semconv
 
 _DELIVERY_SECONDS = 0.5
-"""A span reaches the store within this time after its end. Runners deliver after 0.2 s, the gateway
-after 0.01 s."""
+"""A span reaches the store within this time after its end. Runners deliver after 0.2 s, the gateway after 0.01 s."""
 
 
 def in_order(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans sorted by their start on the agent's clock. If several spans have one id,
-    the earliest is kept.
+    """Return the spans sorted by their start on the agent's clock. If several spans have one id, the earliest is
+    kept.
     """
     first: dict[str, Span] = {}
     for span in sorted(on_agents_clock(spans), key=moment):
@@ -38,16 +37,12 @@ def in_order(spans: Sequence[Span]) -> list[Span]:
 
 
 def moment(span: Span) -> tuple[float, int, str]:
-    """Return the key that sorts spans by their start; equal starts by sequence id, then by span
-    id.
-    """
+    """Return the key that sorts spans by their start; equal starts by sequence id, then by span id."""
     return (span.start_time or 0.0, span.sequence_id, span.span_id)
 
 
 def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
-    """Return the spans with the gateway's times converted to the agent's clock. Spans that change
-    are copied.
-    """
+    """Return the spans with the gateway's times converted to the agent's clock. Spans that change are copied."""
     recorded = [span for span in spans if span.name == semconv.MODEL_CALL]
     offsets = [offset for span in recorded if (offset := _offset(span)) is not None]
     if offsets:
@@ -58,20 +53,20 @@ def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def _offset(span: Span) -> float | None:
-    """Return the seconds from the sending of a call, by the agent's clock, to its start by the
-    gateway's clock; None if one of them is unknown.
+    """Return the seconds from the sending of a call, by the agent's clock, to its start by the gateway's clock; None if
+    one of them is unknown.
     """
     sent = span.attributes.get(semconv.SENT_TIME)
     return None if span.start_time is None or not isinstance(sent, int | float) else span.start_time - sent
 
 
 def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
-    """Return by how many seconds each of the gateway's spans is too late, by `id()` of the span.
-    Return an empty dict if the clocks agree.
+    """Return by how many seconds each of the gateway's spans is too late, by `id()` of the span. Return an empty dict
+    if the clocks agree.
 
-    The gateway's spans are numbered when they have ended. Other spans may have been numbered at any
-    time from their start. If no single offset explains a contradiction, the numbers are wrong (a
-    trace that was put together later), not the clocks.
+    The gateway's spans are numbered when they have ended. Other spans may have been numbered at any time from their
+    start. If no single offset explains a contradiction, the numbers are wrong (a trace that was put together later),
+    not the clocks.
     """
     if any(span.sequence_id == 0 for span in spans):
         return {}
@@ -101,8 +96,8 @@ def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
 
 
 def _between(end: float, low: float, high: float) -> float:
-    """Return `end` if it is after `low` and not after `high`, else a time that is: the middle, or a
-    moment after `low` if nothing limits it above.
+    """Return `end` if it is after `low` and not after `high`, else a time that is: the middle, or a moment after `low`
+    if nothing limits it above.
     """
     if low < end <= high:
         return end

@@ -1,8 +1,7 @@
-"""Read the result of a replay: which calls of an attempt were answered from a record, where the
-attempt left the record, and which calls a model answered.
+"""Read the result of a replay: which calls of an attempt were answered from a record, where the attempt left the
+record, and which calls a model answered.
 
-The module knows spans. The gateway compares requests and records why they differ
-(`leyden.gateway.call_replay`).
+The module knows spans. The gateway compares requests and records why they differ (`leyden.gateway.call_replay`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ class ReplayedCall:
     call_index: int
     """The number of the call in its attempt, from 0, as the gateway counted it."""
     state: Literal["replayed", "diverged", "live", "failed"]
-    """`replayed`: answered from the record. `diverged`: the first call that differs from the
-    record, which a model answered. `live`: any other call that a model answered. `failed`: not
-    answered."""
+    """`replayed`: answered from the record. `diverged`: the first call that differs from the record, which a model
+    answered. `live`: any other call that a model answered. `failed`: not answered."""
     detail: str | None = None
     """The difference from the record, or why the call failed; None for other calls."""
 
@@ -35,8 +33,8 @@ def replayed_calls(spans: Sequence[Span]) -> list[ReplayedCall]:
 
 
 def divergence(spans: Sequence[Span]) -> str | None:
-    """Return one line about the first call in which an attempt differs from the record that it
-    replays; None if it does not differ.
+    """Return one line about the first call in which an attempt differs from the record that it replays; None if it does
+    not differ.
     """
     found = (call for call in replayed_calls(spans) if call.state == "diverged")
     return next((f"call {call.call_index}: {call.detail}" for call in found), None)

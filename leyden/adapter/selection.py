@@ -24,13 +24,12 @@ class SelectedCall:
 
 
 class RewardMatchPolicy(StrEnum):
-    """The rule by which a reward is assigned to a call. A reward that is linked to a call (by
-    attributes `leyden.link.N.*`) belongs to that call under either rule.
+    """The rule by which a reward is assigned to a call. A reward that is linked to a call (by attributes
+    `leyden.link.N.*`) belongs to that call under either rule.
     """
 
     FIRST_OCCURRENCE = "first_occurrence"
-    """A reward belongs to the latest call that had ended when the reward was emitted and has no
-    reward yet."""
+    """A reward belongs to the latest call that had ended when the reward was emitted and has no reward yet."""
     FIRST_SIBLING = "first_sibling"
     """As `FIRST_OCCURRENCE`, but only calls with the same parent as the reward count."""
 
@@ -50,8 +49,8 @@ def select_calls(
     agent_match: a regular expression that the name of the nearest agent above must contain.
     llm_call_match: a regular expression that the name of one of the call's spans must contain.
     exclude_llm_call_in_reward: leave out calls below a reward (a judge).
-    repair_hierarchy: repair `tree` in place. An agent that only the repair finds counts for calls
-        that have none without it.
+    repair_hierarchy: repair `tree` in place. An agent that only the repair finds counts for calls that have none
+        without it.
     """
     trees = [(tree.agents(), tree.within_rewards())]
     if repair_hierarchy:
@@ -81,8 +80,8 @@ def match_rewards(
 ) -> list[float | None]:
     """Return the reward of each call; None for a call without one.
 
-    Rewards are assigned in the order in which they were emitted. A reward that fits no call is
-    skipped here; it still counts for `find_final_reward`.
+    Rewards are assigned in the order in which they were emitted. A reward that fits no call is skipped here; it still
+    counts for `find_final_reward`.
     tree: the tree of the same spans. `FIRST_SIBLING` needs it.
     """
     parents = {} if tree is None else {child.id: node.id for node in tree.traverse() for child in node.children}
@@ -121,8 +120,8 @@ def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
 
 
 def _ended(call: ModelCallView) -> float:
-    """Return when a call had ended. The agent's own spans decide if there are any, because the
-    agent's clock also times the rewards.
+    """Return when a call had ended. The agent's own spans decide if there are any, because the agent's clock also times
+    the rewards.
     """
     mine = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
     return min(span.end_time if span.end_time is not None else (span.start_time or 0.0) for span in mine)

@@ -1,11 +1,10 @@
 """Arrange the tokens of an attempt's calls as a tree of nodes, each with only its own tokens.
 
-A node is a piece of a prompt, or the tokens that the policy sampled in one call; its context is the
-path that leads to it. Calls whose prompts begin alike share the nodes of that beginning, to the
-last id. So a conversation of n turns is kept once and not n times, a branch begins where the
-prompts differ, and a rewritten context is a branch of its own. A response is always a node of its
-own, also beside one with the same ids, because each was sampled. The leaves are the ends of the
-trajectories.
+A node is a piece of a prompt, or the tokens that the policy sampled in one call; its context is the path that leads to
+it. Calls whose prompts begin alike share the nodes of that beginning, to the last id. So a conversation of n turns is
+kept once and not n times, a branch begins where the prompts differ, and a rewritten context is a branch of its own. A
+response is always a node of its own, also beside one with the same ids, because each was sampled. The leaves are the
+ends of the trajectories.
 
 The module knows ids, never text.
 """
@@ -21,9 +20,7 @@ from leyden.types.tokens import common_prefix
 
 @dataclass(slots=True, eq=False)
 class TokenNode:
-    """Some tokens, in the context of all nodes above. N tokens; the lists of tokens have shape
-    (N,).
-    """
+    """Some tokens, in the context of all nodes above. N tokens; the lists of tokens have shape (N,)."""
 
     parent: TokenNode | None
     """The node above; None for the root."""
@@ -35,13 +32,10 @@ class TokenNode:
     call: int | None = None
     """The number of the call that sampled it; None for a piece of a prompt."""
     children: list[TokenNode] = field(default_factory=list["TokenNode"])
-    """Children in the order in which they were added. The first one continues the trajectory, the
-    others branch off."""
+    """Children in the order in which they were added. The first one continues the trajectory, the others branch off."""
 
     def split(self, length: int) -> TokenNode:
-        """Cut the node after `length` tokens, 0 < length < N. Return the new node above, which
-        holds these tokens.
-        """
+        """Cut the node after `length` tokens, 0 < length < N. Return the new node above, which holds these tokens."""
         assert self.parent is not None, "the root has no tokens"
         upper = TokenNode(
             self.parent, self.token_ids[:length], self.loss_mask[:length], self.logprobs[:length], self.call, [self]
@@ -54,13 +48,12 @@ class TokenNode:
 
 
 class TokenGraph:
-    """A tree of tokens to which calls are added one by one. It finds how much of each prompt is
-    known already.
+    """A tree of tokens to which calls are added one by one. It finds how much of each prompt is known already.
 
-    A call's metadata may name the earlier call that its prompt continues: `goes_on_from` is the
-    `span_id` of that call, and `known_prefix` is how many ids both have in common. Those ids are
-    compared, and the search for the rest of the prompt starts there. Without such a pair, or with a
-    wrong one, the whole prompt is searched from the root. The resulting tree is the same.
+    A call's metadata may name the earlier call that its prompt continues: `goes_on_from` is the `span_id` of that call,
+    and `known_prefix` is how many ids both have in common. Those ids are compared, and the search for the rest of the
+    prompt starts there. Without such a pair, or with a wrong one, the whole prompt is searched from the root. The
+    resulting tree is the same.
     """
 
     def __init__(self) -> None:
@@ -68,15 +61,14 @@ class TokenGraph:
         """A node without tokens. Its children begin the sequences."""
         self._calls: list[Triplet] = []
         self._ends: dict[str, tuple[TokenNode, Triplet]] = {}
-        """Each call by its span id, with the node that ends its response. A split leaves this node
-        at the end."""
+        """Each call by its span id, with the node that ends its response. A split leaves this node at the end."""
         self._is_ambiguous = False
-        """Whether equal ids may lie on several paths, because a response begins with the same token
-        as another child of its parent."""
+        """Whether equal ids may lie on several paths, because a response begins with the same token as another child of
+        its parent."""
 
     def add(self, call: Triplet) -> int:
-        """Add a call that can be trained on (`refusal` is None). Return how many of its prompt's
-        first tokens were in the tree already.
+        """Add a call that can be trained on (`refusal` is None). Return how many of its prompt's first tokens were in
+        the tree already.
 
         Comparing a known token costs about 15 ns. The other tokens become new nodes.
         """
@@ -95,8 +87,8 @@ class TokenGraph:
         return n_known
 
     def known(self, prompt_ids: Sequence[int]) -> int:
-        """Return how many of a prompt's first tokens are in the tree, without adding it. An
-        engine's prefix cache can hold that part.
+        """Return how many of a prompt's first tokens are in the tree, without adding it. An engine's prefix cache can
+        hold that part.
         """
         return self._longest(list(prompt_ids), self.root, 0)[1]
 
@@ -111,21 +103,19 @@ class TokenGraph:
         return found
 
     def trajectories(self, *, reward: float | None = None) -> list[Trajectory]:
-        """Return one trajectory for each leaf, in the order in which their first trained calls were
-        added.
+        """Return one trajectory for each leaf, in the order in which their first trained calls were added.
 
         reward: the attempt's final reward, for each trajectory.
-        A path without a token to train on (all its calls were replayed) is no trajectory. Tokens
-        that several leaves share are trained on once, in the trajectory that continued them first,
-        and are context in the others.
+        A path without a token to train on (all its calls were replayed) is no trajectory. Tokens that several leaves
+        share are trained on once, in the trajectory that continued them first, and are context in the others.
         """
         leaves = [node for node in self.nodes() if not node.children]
         found = [pair for leaf in leaves if (pair := self._trajectory(leaf, reward)) is not None]
         return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
     def _trajectory(self, leaf: TokenNode, reward: float | None) -> tuple[int, Trajectory] | None:
-        """Return the number of the first call that is trained on in the path to a leaf, and the
-        path as a trajectory. None if no call is.
+        """Return the number of the first call that is trained on in the path to a leaf, and the path as a trajectory.
+        None if no call is.
         """
         # A node is ours, and trained on here, if each node below it on the path is a first child.
         path: list[tuple[TokenNode, bool]] = []
@@ -146,10 +136,11 @@ class TokenGraph:
         return (calls[0], trajectory) if calls else None
 
     def _add_call(self, trajectory: Trajectory, calls: list[int], number: int, start: int) -> None:
-        """Add the call `number` to a trajectory whose token ids already end with its response. A
-        replayed call is skipped, because it is context.
+        """Add the call `number` to a trajectory whose token ids already end with its response. A replayed call is
+        skipped, because it is context.
 
-        calls: numbers of the trajectory's calls so far. start: index of the response's first token.
+        calls: numbers of the trajectory's calls so far.
+        start: index of the response's first token.
         """
         end = len(trajectory.token_ids)
         call = self._calls[number]
@@ -169,9 +160,8 @@ class TokenGraph:
     def _search_start(self, call: Triplet) -> tuple[TokenNode, int]:
         """Return the node from which to search a call's prompt, and how many ids lead to its end.
 
-        It is the last node that lies completely within `known_prefix` of the call that the metadata
-        names. It is the root if the metadata is missing or wrong, or if `_longest` might prefer
-        equal ids on another path.
+        It is the last node that lies completely within `known_prefix` of the call that the metadata names. It is the
+        root if the metadata is missing or wrong, or if `_longest` might prefer equal ids on another path.
         """
         from_root = self.root, 0
         span_id, length = call.metadata.get("goes_on_from"), call.metadata.get("known_prefix")
@@ -196,8 +186,8 @@ class TokenGraph:
         return node, depth
 
     def _find(self, prompt_ids: list[int], start: TokenNode, depth: int) -> tuple[TokenNode, int]:
-        """Return the node that ends where the prompt stops being known, and how much is known.
-        Split a node if necessary.
+        """Return the node that ends where the prompt stops being known, and how much is known. Split a node if
+        necessary.
 
         start, depth: a node at whose end the first `depth` ids of the prompt are known.
         """
@@ -205,11 +195,11 @@ class TokenGraph:
         return (node.split(in_node) if 0 < in_node < len(node.token_ids) else node), n_known
 
     def _longest(self, prompt_ids: list[int], start: TokenNode, start_depth: int) -> tuple[TokenNode, int, int]:
-        """Return the longest beginning of a prompt that is in the tree: its last node, its length,
-        and how many of its ids are in that node.
+        """Return the longest beginning of a prompt that is in the tree: its last node, its length, and how many of its
+        ids are in that node.
 
-        If several are equally long, prefer one that ends with a leaf, then one that ends at the end
-        of a node, then the one that was added last.
+        If several are equally long, prefer one that ends with a leaf, then one that ends at the end of a node, then the
+        one that was added last.
         """
         best, best_rank = (start, start_depth, len(start.token_ids)), (start_depth, True, False)
         waiting = [(start, start_depth)]
@@ -233,6 +223,5 @@ class TokenGraph:
 
 
 def _below(parent: TokenNode, node: TokenNode) -> TokenNode:
-    """Append a node to its parent's children, and return it."""
     parent.children.append(node)
     return node

@@ -1,10 +1,10 @@
-"""Merge triplets to trajectories: calls of one conversation become one sequence, in which each
-token is trained on once.
+"""Merge triplets to trajectories: calls of one conversation become one sequence, in which each token is trained on
+once.
 
-A call continues a trajectory only if the ids of its prompt begin with all ids of the trajectory. A
-prompt that was rewritten, or that was tokenised differently when it came back, starts a new
-trajectory, and so does a parallel conversation. Merging changes no loss: every sampled token keeps
-its context (to the last id), its log-probability and its position. `TokenGraph` does the merging.
+A call continues a trajectory only if the ids of its prompt begin with all ids of the trajectory. A prompt that was
+rewritten, or that was tokenised differently when it came back, starts a new trajectory, and so does a parallel
+conversation. Merging changes no loss: every sampled token keeps its context (to the last id), its log-probability and
+its position. `TokenGraph` does the merging.
 """
 
 from __future__ import annotations

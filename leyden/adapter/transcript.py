@@ -1,5 +1,4 @@
-"""Describe a rollout as text for a person: its steps, its conversation, its rewards and its
-tokens.
+"""Describe a rollout as text for a person: its steps, its conversation, its rewards and its tokens.
 
 `leyden show RUN ROLLOUT` prints it. The module knows spans, no store and no terminal.
 """
@@ -35,9 +34,7 @@ def step_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def token_lines(spans: Sequence[Span]) -> list[str]:
-    """Return a line for each trajectory of an attempt, such as `recorded: 499 tokens, 83 of them
-    the model's`.
-    """
+    """Return a line for each trajectory of an attempt, such as `recorded: 499 tokens, 83 of them the model's`."""
     return [
         f"recorded: {len(trajectory.token_ids):,} tokens, {trajectory.n_trained:,} of them the model's"
         for trajectory in TraceToTrajectory().adapt(spans)
@@ -45,8 +42,8 @@ def token_lines(spans: Sequence[Span]) -> list[str]:
 
 
 def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000) -> list[str]:
-    """Return the lines of a transcript: the steps of an attempt with their durations, errors and
-    rewards, each message once, and the tokens recorded.
+    """Return the lines of a transcript: the steps of an attempt with their durations, errors and rewards, each message
+    once, and the tokens recorded.
 
     A model call is followed by the messages that no earlier call had, and by the answer.
     max_characters: longer texts are cut; None shows all of each.
@@ -89,8 +86,8 @@ def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
 
 
 def _headline(span: Span, call: ModelCallView | None) -> str:
-    """Return the first line of a span in a transcript: name, duration, model, tokens (prompt +
-    response) and rewards.
+    """Return the first line of a span in a transcript: name, duration, model, tokens (prompt + response) and
+    rewards.
     """
     parts = [span.name]
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
@@ -112,8 +109,8 @@ def _headline(span: Span, call: ModelCallView | None) -> str:
 
 
 def _new_messages(call: ModelCallView, shown: list[list[str]]) -> list[Json]:
-    """Return the call's answers, and those messages before them that no earlier call had at the
-    same place. Add the call to `shown`.
+    """Return the call's answers, and those messages before them that no earlier call had at the same place. Add the
+    call to `shown`.
 
     shown: the digests of messages and answer of each earlier call.
     """
@@ -129,13 +126,11 @@ def _digest(message: Json) -> str:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many entries two lists have in common at their start."""
     pairs = zip(one, other, strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _tool_calls(message: Json) -> list[str]:
-    """Return the tool calls of a message as text, such as `add({"a": 1})`."""
     functions = (as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls")))
     return [f"{function.get('name')}({function.get('arguments') or ''})" for function in functions]
 
@@ -168,9 +163,6 @@ def _excerpt(stacktrace: str) -> str:
 
 
 def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:
-    """Return the lines of a text, cut to `max_characters`, one level deeper than `indent`; lines
-    after the first are another level deeper.
-    """
     if max_characters is not None and len(text) > max_characters:
         text = f"{text[:max_characters]} ... ({len(text):,} characters in all)"
     first, *later = text.splitlines() or [""]
@@ -178,8 +170,8 @@ def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:
 
 
 def answer_of(spans: Sequence[Span]) -> str | None:
-    """Return the text with which a rollout ended: the model's last answer that has one, or else the
-    agent's last message; None if neither was recorded.
+    """Return the text with which a rollout ended: the model's last answer that has one, or else the agent's last
+    message; None if neither was recorded.
     """
     for call in reversed(model_calls(spans)):
         for message in reversed(call.output_messages):

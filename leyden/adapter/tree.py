@@ -8,12 +8,11 @@ Spans whose parents are missing or broken find their place as follows (`TraceTre
 - several roots are put below one virtual root, which lasts from the first start to the last end.
   Virtual spans are named `leyden.virtual`.
 
-`repair_hierarchy` then moves *floating* spans: instrumentations that do not share a context leave
-model calls beside the agent that made them. A span floats if no agent is above or below it, and it
-is a direct child of the top: the root, or, if the root has a single child, that child, and so on
-down. It is moved to the innermost span that encloses it in time. If spans that run side by side
-enclose it, the right one is unknown, and the span stays. A call is never moved below another call,
-and no span leaves an agent's subtree.
+`repair_hierarchy` then moves *floating* spans: instrumentations that do not share a context leave model calls beside
+the agent that made them. A span floats if no agent is above or below it, and it is a direct child of the top: the root,
+or, if the root has a single child, that child, and so on down. It is moved to the innermost span that encloses it in
+time. If spans that run side by side enclose it, the right one is unknown, and the span stays. A call is never moved
+below another call, and no span leaves an agent's subtree.
 
 The module knows spans and how `normalise` reads them. It changes no span.
 """
@@ -54,8 +53,7 @@ class TraceTree:
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
-        """Return the tree of one attempt's spans, given in any order. If several spans have one id,
-        the first is kept.
+        """Return the tree of one attempt's spans, given in any order. If several spans have one id, the first is kept.
 
         Raise ConfigError if there are no spans.
         """
@@ -99,8 +97,8 @@ class TraceTree:
         return found
 
     def names_tuple(self) -> tuple[str, list[Any]]:
-        """Return the span's name and a list of the same pairs of the children. If the step is an
-        agent's, the agent's name follows in brackets.
+        """Return the span's name and a list of the same pairs of the children. If the step is an agent's, the agent's
+        name follows in brackets.
         """
 
         def names(node: TraceTree, below: list[Any]) -> tuple[str, list[Any]]:
@@ -116,8 +114,8 @@ class TraceTree:
         )
 
     def _nested(self, value_of: Callable[[TraceTree, list[T]], T]) -> T:
-        """Return the value of this node, which holds the list of the values of its children, and so
-        on down. It does not recurse, because a trace may be deeper than Python's stack.
+        """Return the value of this node, which holds the list of the values of its children, and so on down. It does
+        not recurse, because a trace may be deeper than Python's stack.
 
         value_of: makes a node's value of the node and a list that is filled later.
         """
@@ -138,8 +136,8 @@ class TraceTree:
         return is_reward(self.span)
 
     def agents(self) -> dict[str, str | None]:
-        """Return the name of the nearest agent at or above each span, by the ids of the spans at or
-        below this node. None if no agent is there.
+        """Return the name of the nearest agent at or above each span, by the ids of the spans at or below this node.
+        None if no agent is there.
 
         A node of a LangGraph graph is named with its graph: `graph.node`.
         """
@@ -162,8 +160,8 @@ class TraceTree:
     def repair_hierarchy(self) -> None:
         """Move model calls that instrumentation left beside an agent's step below it, in place.
 
-        A call that ran within exactly one chain of nested steps is moved below the innermost of
-        them; the docstring of `leyden.adapter.tree` has the rules.
+        A call that ran within exactly one chain of nested steps is moved below the innermost of them; the docstring of
+        `leyden.adapter.tree` has the rules.
         """
         top = self
         while len(top.children) == 1 and read_agent(top.span) is None:
@@ -188,8 +186,8 @@ class TraceTree:
         """Return the tree in Graphviz's language: a node for each span with its name and its seconds, below its parent.
 
         filename: the file to write it to, if any, which `dot -Tsvg FILE` draws. `.dot` is added to a name without it.
-        interested_span_match: a regular expression; only spans whose name contains a match, and the
-            spans above them, are drawn.
+        interested_span_match: a regular expression; only spans whose name contains a match, and the spans above them,
+            are drawn.
         """
         shown = self._ids_to_show(interested_span_match)
         lines = ["digraph trace {", "rankdir=LR; node [shape=box];"]
@@ -209,9 +207,7 @@ class TraceTree:
         return dot
 
     def _ids_to_show(self, match: str | None) -> set[str] | None:
-        """Return the ids of the spans whose name contains a match, and of those above them; None
-        for all spans.
-        """
+        """Return the ids of the spans whose name contains a match, and of those above them; None for all spans."""
         if match is None:
             return None
         shown: set[str] = set()
@@ -251,9 +247,7 @@ def _circle_starts(ordered: Sequence[Span]) -> set[str]:
 
 
 def _virtual(id: str, children: Sequence[TraceTree]) -> Span:
-    """Return a span for a step that was not recorded. It lasts from the first start to the last end
-    below it.
-    """
+    """Return a span for a step that was not recorded. It lasts from the first start to the last end below it."""
     first = children[0].span
     starts = [node.start_time for node in children if node.start_time is not None]
     ends = [node.end_time for node in children if node.end_time is not None]
@@ -298,8 +292,8 @@ def _seconds(node: TraceTree) -> float | None:
 def _enclosing(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
     """Return the hosts that enclose each node in time, by the node's id.
 
-    The nodes are visited in the order of their starts, so that a node is compared only with hosts
-    that are still running then, which are few.
+    The nodes are visited in the order of their starts, so that a node is compared only with hosts that are still
+    running then, which are few.
     """
     later = sorted(hosts, key=_start, reverse=True)
     running: list[TraceTree] = []
@@ -317,8 +311,8 @@ def _start(node: TraceTree) -> float:
 
 
 def _innermost(node: TraceTree, enclosing: Sequence[TraceTree], parent_of: dict[str, TraceTree]) -> TraceTree | None:
-    """Return the innermost of the spans that enclose a node in time. None if there is none, or if
-    they are not all above each other.
+    """Return the innermost of the spans that enclose a node in time. None if there is none, or if they are not all
+    above each other.
     """
     hosts = [host for host in enclosing if not _is_above(node, host, parent_of)]
     innermost = min(hosts, key=lambda host: (_seconds(host), host.id), default=None)
@@ -328,7 +322,6 @@ def _innermost(node: TraceTree, enclosing: Sequence[TraceTree], parent_of: dict[
 
 
 def _encloses(host: TraceTree, node: TraceTree) -> bool:
-    """Return whether a host lasts longer than a node, from before its start to after its end."""
     if host.start_time is None or host.end_time is None or node.start_time is None or node.end_time is None:
         return False
     inside = host.start_time <= node.start_time and node.end_time <= host.end_time
@@ -336,7 +329,6 @@ def _encloses(host: TraceTree, node: TraceTree) -> bool:
 
 
 def _is_above(node: TraceTree, below: TraceTree, parent_of: dict[str, TraceTree]) -> bool:
-    """Return whether `node` is an ancestor of `below`."""
     at = parent_of.get(below.id)
     while at is not None and at is not node:
         at = parent_of.get(at.id)

@@ -1,9 +1,9 @@
 """Convert model calls to triplets: one for each call, with the reward that followed it.
 
 `TraceToTriplet` reads the gateway's record if an attempt has one, and the tracer's spans otherwise.
-`TracerTraceToTriplet` reads the calls of every source, and `LlmProxyTraceToTriplet` those of the
-gateway alone. Token ids are exact or missing: a call whose tokens could not be proven keeps its
-text and gives the reason in `metadata["refused"]`, and no algorithm trains on it.
+`TracerTraceToTriplet` reads the calls of every source, and `LlmProxyTraceToTriplet` those of the gateway alone. Token
+ids are exact or missing: a call whose tokens could not be proven keeps its text and gives the reason in
+`metadata["refused"]`, and no algorithm trains on it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
 
 
 class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """Converts every successful call of an attempt, from any source, to a triplet, in order. A call
-    that several sources recorded is one triplet.
+    """Converts every successful call of an attempt, from any source, to a triplet, in order. A call that several
+    sources recorded is one triplet.
 
-    The `metadata` of a triplet has `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no
-    agent), `model` and `temperature`, and `refused`, why the call cannot be trained on. `sampling`
-    has the other parameters that changed the distribution, such as `top_p`. `replayed` (True) marks
-    a call that was answered from the record of another attempt: its response is context, with a
-    loss mask of zeros. `goes_on_from` is the span id of the earlier call that the prompt continues,
-    as the gateway found it, and `known_prefix` is the number of ids that both have in common.
+    The `metadata` of a triplet has `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent), `model` and
+    `temperature`, and `refused`, why the call cannot be trained on. `sampling` has the other parameters that changed
+    the distribution, such as `top_p`. `replayed` (True) marks a call that was answered from the record of another
+    attempt: its response is context, with a loss mask of zeros. `goes_on_from` is the span id of the earlier call that
+    the prompt continues, as the gateway found it, and `known_prefix` is the number of ids that both have in common.
     """
 
     def __init__(
@@ -90,9 +89,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         return triplets
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
-        """Return those of the selected calls that become triplets: all of them. Override it to
-        leave out some.
-        """
+        """Return those of the selected calls that become triplets: all of them. Override it to leave out some."""
         return selected
 
     def visualize(
@@ -104,8 +101,8 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         """Write the tree of spans from which calls are selected for Graphviz. Return the tree.
 
         filename: the file; `.dot` is added to a name without it, and `dot -Tsvg FILE` draws it.
-        interested_span_match: a regular expression; only spans whose name contains a match, and the
-            spans above them, are drawn.
+        interested_span_match: a regular expression; only spans whose name contains a match, and the spans above them,
+            are drawn.
         """
         tree = TraceTree.from_spans(source)
         if self.repair_hierarchy:
@@ -115,13 +112,12 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
 
 
 class TraceToTriplet(TracerTraceToTriplet):
-    """Converts the calls in the gateway's record to triplets, or those in the tracer's spans if
-    there is no such record. This is the trainer's default adapter.
+    """Converts the calls in the gateway's record to triplets, or those in the tracer's spans if there is no such
+    record. This is the trainer's default adapter.
 
-    In an attempt with a gateway's record, calls that the gateway did not record are left out,
-    because they went to another model. A call that the gateway and the tracer both recorded becomes
-    one triplet, with the gateway's tokens and the tracer's agent. Options and metadata are those of
-    `TracerTraceToTriplet`.
+    In an attempt with a gateway's record, calls that the gateway did not record are left out, because they went to
+    another model. A call that the gateway and the tracer both recorded becomes one triplet, with the gateway's tokens
+    and the tracer's agent. Options and metadata are those of `TracerTraceToTriplet`.
     """
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
@@ -132,12 +128,11 @@ class TraceToTriplet(TracerTraceToTriplet):
 
 
 class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """Converts the calls that a gateway recorded (Leyden's, or Agent Lightning's proxy) to
-    triplets, in the order in which they reached it.
+    """Converts the calls that a gateway recorded (Leyden's, or Agent Lightning's proxy) to triplets, in the order in
+    which they reached it.
 
-    Records with the same response id and the same answer are one call. A reward belongs to the
-    latest call that had ended when the reward was emitted and has no reward yet. Failed calls
-    (status ERROR) are left out.
+    Records with the same response id and the same answer are one call. A reward belongs to the latest call that had
+    ended when the reward was emitted and has no reward yet. Failed calls (status ERROR) are left out.
     """
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:

@@ -1,9 +1,8 @@
 """The user's agent: a function with a decorator, or a class.
 
-`lit_agent.py` has `LitAgent`, `decorator.py` the decorators. `inject.py` binds a function's parameters,
-`result.py` records what an agent returns, `version.py` identifies an agent's code, and `emitter/` has
-what an agent's code calls to add to its record. The package
-knows the current trace and the store's protocol, and no runner, algorithm or gateway.
+`lit_agent.py` has `LitAgent`, `decorator.py` the decorators. `inject.py` binds a function's parameters, `result.py`
+records what an agent returns, `version.py` identifies an agent's code, and `emitter/` has what an agent's code calls to
+add to its record. The package knows the current trace and the store's protocol, and no runner, algorithm or gateway.
 """
 
 from leyden.agent.decorator import FunctionalLitAgent as FunctionalLitAgent

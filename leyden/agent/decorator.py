@@ -1,7 +1,7 @@
 """`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent.
 
-The decorated function can still be called as before. The names of its parameters declare what the
-agent needs (`inject.py`).
+The decorated function can still be called as before. The names of its parameters declare what the agent needs
+(`inject.py`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from leyden.types import AttemptedRollout, NamedResources
 
 
 class FunctionalLitAgent(LitAgent[Any]):
-    """A function as an agent. Its parameters: `task` first, then any of resources, rollout, llm and
-    prompt_template.
+    """A function as an agent. Its parameters: `task` first, then any of resources, rollout, llm and prompt_template.
 
     needs: a parameter that the function must have.
-    strip_proxy: pass `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it
-        is in the resources.
-    Raise ConfigError for a parameter that has no source and no default, and for a generator
-    function. Raise InvalidArgument for a value that is no function.
+    strip_proxy: pass `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it is in the
+        resources.
+    Raise ConfigError for a parameter that has no source and no default, and for a generator function. Raise
+    InvalidArgument for a value that is no function.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
@@ -51,9 +50,7 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self._function(*args, **kwargs)
 
     def is_async(self) -> bool:
-        """Return whether the function is a coroutine function, or an object with an `async`
-        call.
-        """
+        """Return whether the function is a coroutine function, or an object with an `async` call."""
         function = self._function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
@@ -62,9 +59,7 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self._function(**self._binder.arguments(task, resources, rollout))
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Await the coroutine function with the values that its parameters name, and return its
-        result.
-        """
+        """Await the coroutine function with the values that its parameters name, and return its result."""
         return await self._function(**self._binder.arguments(task, resources, rollout))
 
     def check_resources(self, resources: NamedResources) -> None:
@@ -83,14 +78,11 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self.reduce_by_value()
 
     def reduce_by_value(self) -> tuple[Any, ...]:
-        """Pickle the function and its options, for a process where the agent's name is not
-        importable.
-        """
+        """Pickle the function and its options, for a process where the agent's name is not importable."""
         return _rebuild, (self._function, self._options)
 
 
 def _rebuild(function: Callable[..., Any], options: dict[str, Any]) -> FunctionalLitAgent:
-    """Unpickle an agent that was pickled by value."""
     return FunctionalLitAgent(function, **options)
 
 
@@ -118,11 +110,11 @@ def _module(name: str) -> Any:
 
 
 def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a sync or async function. The names of its parameters say what it is given:
-    `task` first, then any of `resources`, `rollout`, `llm` and `prompt_template`.
+    """Make an agent of a sync or async function. The names of its parameters say what it is given: `task` first, then
+    any of `resources`, `rollout`, `llm` and `prompt_template`.
 
-    Example: `@rollout` over `async def solve(task, llm, prompt_template): ...`
-    Raise ConfigError for a parameter that has no source and no default.
+    Example: `@rollout` over `async def solve(task, llm, prompt_template): ...` Raise ConfigError for a parameter that
+    has no source and no default.
     """
     return FunctionalLitAgent(function)
 
@@ -132,13 +124,12 @@ def llm_rollout(function: Callable[..., Any], /) -> FunctionalLitAgent: ...
 @overload
 def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Callable[..., Any]], FunctionalLitAgent]: ...
 def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: bool = True) -> Any:
-    """Make an agent of a function that calls a model. Its parameters are `task`, `llm`, and any of
-    `resources`, `rollout` and `prompt_template`.
+    """Make an agent of a function that calls a model. Its parameters are `task`, `llm`, and any of `resources`,
+    `rollout` and `prompt_template`.
 
-    strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt;
-        otherwise as it is in the resources.
-    Raise ConfigError for a function without a parameter `llm`, and for a parameter that has no
-    source and no default.
+    strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt; otherwise as it is in the
+        resources.
+    Raise ConfigError for a function without a parameter `llm`, and for a parameter that has no source and no default.
     """
     if function is None:
         return functools.partial(FunctionalLitAgent, needs="llm", strip_proxy=strip_proxy)
@@ -146,10 +137,10 @@ def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: b
 
 
 def prompt_rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a function that works with a prompt. Its parameters are `task`,
-    `prompt_template`, and any of `resources`, `rollout` and `llm`.
+    """Make an agent of a function that works with a prompt. Its parameters are `task`, `prompt_template`, and any of
+    `resources`, `rollout` and `llm`.
 
-    Raise ConfigError for a function without a parameter `prompt_template`, and for a parameter that
-    has no source and no default.
+    Raise ConfigError for a function without a parameter `prompt_template`, and for a parameter that has no source and
+    no default.
     """
     return FunctionalLitAgent(function, needs="prompt_template")

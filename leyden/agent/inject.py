@@ -1,9 +1,9 @@
 """Bind the parameters of an agent function to a task, its rollout and its resources.
 
-Parameters are bound by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. A parameter
-of another name is refused when the function is decorated, a missing resource before the run starts.
-The module knows signatures and resources, and no runner. To offer one more parameter, add it to
-`_KINDS` if it is a kind of resource, otherwise to `PARAMETERS` and to `Binder.arguments`.
+Parameters are bound by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. A parameter of another name is
+refused when the function is decorated, a missing resource before the run starts. The module knows signatures and
+resources, and no runner. To offer one more parameter, add it to `_KINDS` if it is a kind of resource, otherwise to
+`PARAMETERS` and to `Binder.arguments`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Binder:
     """Makes the keyword arguments of one agent function.
 
     needs: a parameter that the function must have beside `task` (`llm` for @llm_rollout).
-    strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it
-        is in the resources.
-    Raise ConfigError, with the parameter and what is possible, for a signature that cannot be
-    bound.
+    strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it is in the
+        resources.
+    Raise ConfigError, with the parameter and what is possible, for a signature that cannot be bound.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
@@ -47,8 +46,8 @@ class Binder:
         self._ambiguity_reported = False
 
     def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
-        """Raise ConfigError unless `task` comes first, each parameter can be given by name, and the
-        parameter `needs` is there.
+        """Raise ConfigError unless `task` comes first, each parameter can be given by name, and the parameter `needs`
+        is there.
         """
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
         possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"
@@ -67,9 +66,7 @@ class Binder:
             raise ConfigError(f"{signature} has no parameter {needs!r}; add it, or decorate with @rollout")
 
     def check(self, resources: NamedResources) -> None:
-        """Raise MissingResource if the function needs a kind of resource that is not among
-        `resources`.
-        """
+        """Raise MissingResource if the function needs a kind of resource that is not among `resources`."""
         for parameter, kind in _KINDS.items():
             if parameter in self._given and parameter not in self._optional and not _of_kind(resources, kind):
                 raise MissingResource(self._missing(parameter, kind, resources))
@@ -89,9 +86,7 @@ class Binder:
         return arguments
 
     def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
-        """Return the first of the resources that fit a parameter. Warn once if there are
-        several.
-        """
+        """Return the first of the resources that fit a parameter. Warn once if there are several."""
         taken, resource = next(iter(found.items()))
         if len(found) > 1 and not self._ambiguity_reported:
             self._ambiguity_reported = True
@@ -104,8 +99,8 @@ class Binder:
         return resource
 
     def _stripped(self, proxy: ProxyLLM, rollout: Rollout) -> LLM:
-        """Return a plain LLM with the attempt's ids in its base URL. Raise ConfigError for a
-        rollout without an attempt.
+        """Return a plain LLM with the attempt's ids in its base URL. Raise ConfigError for a rollout without an
+        attempt.
         """
         if not isinstance(rollout, AttemptedRollout):
             raise ConfigError(

@@ -1,8 +1,8 @@
 """`LitAgent`: the user's code, as a class.
 
-An agent gets a task, resources and the rollout, does its work, and returns None, a reward or spans.
-It knows no store and no algorithm. It keeps weak references to its trainer and its runner for the
-user's code; no part of Leyden reads them.
+An agent gets a task, resources and the rollout, does its work, and returns None, a reward or spans. It knows no store
+and no algorithm. It keeps weak references to its trainer and its runner for the user's code; no part of Leyden reads
+them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout
 
 
 class LitAgent(NamedOptions, Generic[T]):
-    """The base class of an agent. Override `rollout` or `rollout_async`; the training and
-    validation variants call it unless you override them too.
+    """The base class of an agent. Override `rollout` or `rollout_async`; the training and validation variants call it
+    unless you override them too.
 
-    An agent that overrides an `_async` method is asynchronous: hundreds of its rollouts run in one
-    event loop. The rollouts of other agents run in threads.
+    An agent that overrides an `_async` method is asynchronous: hundreds of its rollouts run in one event loop. The
+    rollouts of other agents run in threads.
     """
 
     _trainer: weakref.ref[Any] | None = None
@@ -38,8 +38,8 @@ class LitAgent(NamedOptions, Generic[T]):
         resources: the resources by name, such as an LLM and a prompt template.
         rollout: the rollout and its current attempt: ids, mode, metadata.
 
-        Return a finite number, a dict of numbers by name, a span or a list of spans, or None if the
-        reward was emitted (`emit_reward`) or there is none.
+        Return a finite number, a dict of numbers by name, a span or a list of spans, or None if the reward was emitted
+        (`emit_reward`) or there is none.
         """
         raise ConfigError(self._lacks("rollout"))
 
@@ -120,7 +120,5 @@ class LitAgent(NamedOptions, Generic[T]):
 
 
 def check_resources(agent: LitAgent[Any], resources: NamedResources) -> None:
-    """Raise MissingResource if `agent` needs a resource that is not among `resources`. Call it
-    before a run starts.
-    """
+    """Raise MissingResource if `agent` needs a resource that is not among `resources`. Call it before a run starts."""
     agent.check_resources(resources)

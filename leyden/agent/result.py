@@ -8,8 +8,8 @@
 | a Span or a list, of this attempt or made with `propagate=False` | those spans, once each |
 | an ended OpenTelemetry span, or a list | those spans, unless they were collected before |
 
-Any other value raises InvalidReturn. The module knows traces and the store's protocol. To allow
-another kind of value, add a case to `result_spans`.
+Any other value raises InvalidReturn. The module knows traces and the store's protocol. To allow another kind of value,
+add a case to `result_spans`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, 
 async def record_result(result: Any, *, rollout: AttemptedRollout, store: LightningStore) -> list[Span]:
     """Record the value that an agent returned for this attempt, and return the spans that hold it.
 
-    Within the attempt's trace, the spans are added to the trace, which stores them with its others;
-    elsewhere they go to the store at once. Raise InvalidReturn for a value that is no result.
+    Within the attempt's trace, the spans are added to the trace, which stores them with its others; elsewhere they go
+    to the store at once. Raise InvalidReturn for a value that is no result.
     """
     spans = result_spans(result, rollout)
     trace = current_trace()
@@ -70,8 +70,8 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
 
 
 def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
-    """Return the span that records returned rewards, the primary one first. Raise InvalidReturn for
-    a name that is no string, and for a value that is no finite number.
+    """Return the span that records returned rewards, the primary one first. Raise InvalidReturn for a name that is no
+    string, and for a value that is no finite number.
     """
     numbers: dict[str, float] = {}
     for name, value in rewards.items():
@@ -89,8 +89,8 @@ def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
 
 
 def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the rewards with the primary one first. Raise InvalidReturn if there is none, or if
-    none of several is called `primary`.
+    """Return the rewards with the primary one first. Raise InvalidReturn if there is none, or if none of several is
+    called `primary`.
     """
     if not rewards:
         raise InvalidReturn(f"the agent returned an empty dict; {_POSSIBLE}")
@@ -107,8 +107,8 @@ def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _own_span(span: object, rollout: AttemptedRollout) -> Span:
     """Return a span that an agent returned as a span of its attempt.
 
-    A span that belongs to no attempt yet gets the attempt's ids. Raise InvalidReturn for a span of
-    another attempt, and for a value that is no span.
+    A span that belongs to no attempt yet gets the attempt's ids. Raise InvalidReturn for a span of another attempt, and
+    for a value that is no span.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     if isinstance(span, ReadableSpan):

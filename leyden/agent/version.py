@@ -1,8 +1,8 @@
 """Identify an agent's code by a version, so that results of other code are not taken for its own.
 
-The version covers the source of the agent, of the names of its own module that it uses, and the
-values of the module's variables among them. It does not cover imported modules, the model behind
-the agent, files that it reads, or values that default arguments and class bodies compute.
+The version covers the source of the agent, of the names of its own module that it uses, and the values of the module's
+variables among them. It does not cover imported modules, the model behind the agent, files that it reads, or values
+that default arguments and class bodies compute.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ _BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
 
 
 def agent_version(agent: LitAgent[Any]) -> str | None:
-    """Return the agent's module, qualified name and a digest of its code; None if these do not
-    determine what the agent does.
+    """Return the agent's module, qualified name and a digest of its code; None if these do not determine what the agent
+    does.
 
-    The digest covers the function or class, and every function, class and import at the top of its
-    module that it uses, directly or not. It covers the values of the module's variables that they
-    use, at the time of the call. Comments and formatting do not count.
+    The digest covers the function or class, and every function, class and import at the top of its module that it uses,
+    directly or not. It covers the values of the module's variables that they use, at the time of the call. Comments and
+    formatting do not count.
 
-    None for a function that keeps variables of an enclosing function, an instance with attributes
-    of its own, a callable object, code that uses a variable of its module whose value is no JSON,
-    pydantic model, regular expression, type or logger, and code whose source cannot be read (a
-    notebook's, for example).
+    None for a function that keeps variables of an enclosing function, an instance with attributes of its own, a
+    callable object, code that uses a variable of its module whose value is no JSON, pydantic model, regular expression,
+    type or logger, and code whose source cannot be read (a notebook's, for example).
     """
     code = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
     if inspect.isfunction(code):
@@ -62,8 +61,8 @@ def agent_version(agent: LitAgent[Any]) -> str | None:
 
 
 def _used(code: Any) -> list[str]:
-    """Return as sorted texts the definition of a function or class, the definitions of its module
-    that it uses directly or not, and the values of the variables that these use.
+    """Return as sorted texts the definition of a function or class, the definitions of its module that it uses directly
+    or not, and the values of the variables that these use.
 
     Raise TypeError if it uses a variable whose value has no text.
     """
@@ -86,15 +85,14 @@ def _used(code: Any) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _definition(code: Any) -> ast.Module:
-    """Parse the source of a function or class. Cached, because a run asks twice: for its runners
-    and for its algorithm.
+    """Parse the source of a function or class. Cached, because a run asks twice: for its runners and for its
+    algorithm.
     """
     return ast.parse(textwrap.dedent(inspect.getsource(code)))
 
 
 @lru_cache(maxsize=16)
 def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
-    """Return the statements at the top of a module by the names that they bind there."""
     statements: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(source).body:
         for name in _bound_names(statement):
@@ -103,7 +101,6 @@ def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
 
 
 def _bound_names(statement: ast.stmt) -> Iterator[str]:
-    """Return the names that a statement at the top of a module binds in the module."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         statement = copy(statement)
         statement.body = [ast.Pass()]  # a body binds no name of the module, and takes long to unparse
@@ -133,9 +130,7 @@ def _value_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON substitute for a pydantic model or a pattern. Raise TypeError for another
-    value.
-    """
+    """Return a JSON substitute for a pydantic model or a pattern. Raise TypeError for another value."""
     if isinstance(value, BaseModel):
         return [type(value).__qualname__, value.model_dump(mode="json")]
     if isinstance(value, re.Pattern):

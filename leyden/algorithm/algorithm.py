@@ -1,5 +1,5 @@
-"""`Algorithm`, the base class of algorithms: the one method that a subclass must have, and the
-collaborators that the trainer sets.
+"""`Algorithm`, the base class of algorithms: the one method that a subclass must have, and the collaborators that the
+trainer sets.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=LLM)
 
 _CANCEL_SECONDS = 5.0
-"""The time limit for cancelling the rollouts of an algorithm that has ended. The store may be the
-part that failed."""
+"""The time limit for cancelling the rollouts of an algorithm that has ended. The store may be the part that failed."""
 
 Dataset = Sequence[T]
 """Tasks: any object with a length and items by index (a list, a Hugging Face data set)."""
@@ -47,8 +46,7 @@ Dataset = Sequence[T]
 class Algorithm(NamedOptions, KeepsArguments, ABC):
     """Base class of algorithms. A subclass overrides `run`, synchronous or asynchronous.
 
-    The trainer calls the setters before `run`. A getter raises ConfigError if its value was not
-    set.
+    The trainer calls the setters before `run`. A getter raises ConfigError if its value was not set.
     """
 
     uses_gateway: bool = False
@@ -61,16 +59,16 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     """Whether the program that calls `fit` shows the result, so that `fit` shows no summary."""
 
     holds_runners: bool = False
-    """Whether runners must wait for `announce_ready` before their first claim. In a resumed run
-    the queue is full before the policy is restored."""
+    """Whether runners must wait for `announce_ready` before their first claim. In a resumed run the queue is full
+    before the policy is restored."""
 
     enqueues_datasets: bool = False
-    """Whether the items of both data sets are tasks, which the algorithm enqueues as they are. The
-    trainer then checks before the run that each is a JSON value."""
+    """Whether the items of both data sets are tasks, which the algorithm enqueues as they are. The trainer then checks
+    before the run that each is a JSON value."""
 
     resumable: bool = False
-    """Whether `run` can be called again after it has failed, and then continues from its newest
-    checkpoint (`get_run().resume`)."""
+    """Whether `run` can be called again after it has failed, and then continues from its newest checkpoint
+    (`get_run().resume`)."""
 
     _ready: Latch | None = None
     _interrupt: Callable[[], Awaitable[None]] | None = None
@@ -108,8 +106,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return None
 
     def trained_model(self) -> Any:
-        """Return the model that is trained, for the record of the run: a folder, a hub name or an
-        object. None if no model is trained.
+        """Return the model that is trained, for the record of the run: a folder, a hub name or an object. None if no
+        model is trained.
         """
         return None
 
@@ -132,8 +130,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     async def interrupt_runners(self) -> None:
         """Stop the runners of a failed algorithm, before it tears down what their agents need.
 
-        Runners finish as when a run is stopped from outside. Rollouts that they did not finish
-        return to the queue, and the interrupted attempts do not count.
+        Runners finish as when a run is stopped from outside. Rollouts that they did not finish return to the queue, and
+        the interrupted attempts do not count.
         """
         if self._interrupt is not None:
             await self._interrupt()
@@ -188,8 +186,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     async def serving(
         self, backend: PolicyBackend | None, models: Sequence[UpstreamModel] = ()
     ) -> AsyncGenerator[LLMProxy]:
-        """Start a backend, if there is one, and route the gateway to it and to `models`. Yield the
-        gateway, and stop the backend at the end of the block.
+        """Start a backend, if there is one, and route the gateway to it and to `models`. Yield the gateway, and stop
+        the backend at the end of the block.
 
         Raise ConfigError without a gateway.
         """
@@ -204,8 +202,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             yield proxy
 
     async def publish_resources(self, name: str, resources: NamedResources) -> str:
-        """Write resources to the store, under an id that is derived from the run and `name`. Return
-        the id. Safe to repeat.
+        """Write resources to the store, under an id that is derived from the run and `name`. Return the id. Safe to
+        repeat.
         """
         run_id = self.get_run().run_id
         resources_id = ids.derived_id("rs", run_id, name)
@@ -213,12 +211,11 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return resources_id
 
     async def publish_endpoint(self, llm: Model) -> Model:
-        """Write the address and key of a model to the store, under the run's id. Return the model
-        with a name (`gateway://RUN_ID`) in place of both. Start the gateway if it is only reserved.
+        """Write the address and key of a model to the store, under the run's id. Return the model with a name
+        (`gateway://RUN_ID`) in place of both. Start the gateway if it is only reserved.
 
-        An attempt gets the address that the store has when the attempt starts. So rollouts that
-        were enqueued before a restart find the gateway of the new process, and the resources keep
-        their version.
+        An attempt gets the address that the store has when the attempt starts. So rollouts that were enqueued before a
+        restart find the gateway of the new process, and the resources keep their version.
         """
         proxy = self.get_llm_proxy()
         if proxy is not None and proxy.is_reserved and not proxy.is_running():
@@ -233,15 +230,14 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     ) -> AsyncGenerator[LLM]:
         """Yield a model for calls that the algorithm itself makes, for example to improve a prompt.
 
-        The gateway records each call, with tokens and cost, in an attempt that belongs to the
-        algorithm and to no task: its rollout has the group `RUN_ID/algorithm` and the purpose as
-        its input, and no run, so that it is not counted among the run's rollouts. It succeeds when
-        the block ends, and fails with the error that leaves the block.
+        The gateway records each call, with tokens and cost, in an attempt that belongs to the algorithm and to no task:
+        its rollout has the group `RUN_ID/algorithm` and the purpose as its input, and no run, so that it is not counted
+        among the run's rollouts. It succeeds when the block ends, and fails with the error that leaves the block.
 
         purpose: what the calls are for, such as "reflection".
         model: a model that the gateway serves; None if it serves one only.
-        Raise ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has
-        no room for the attempt.
+        Raise ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has no room for the
+        attempt.
         """
         proxy, store, run_id = self.get_llm_proxy(), self.get_store(), self.get_run().run_id
         if proxy is None:
@@ -282,14 +278,12 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._concurrency, self._collector = concurrency, None
 
     def set_agent_version(self, version: str | None) -> None:
-        """Set the version of the agent that runs the rollouts: a text that changes with its
-        code; None: unknown.
-        """
+        """Set the version of the agent that runs the rollouts: a text that changes with its code; None: unknown."""
         self._agent_version, self._evaluator = version, None
 
     def get_agent_version(self) -> str | None:
-        """Return the version of the agent that runs the rollouts, with the models of the gateway if
-        there is one; None if unknown.
+        """Return the version of the agent that runs the rollouts, with the models of the gateway if there is one; None
+        if unknown.
         """
         if self._agent_version is None or self.models_version is None:
             return self._agent_version
@@ -315,12 +309,10 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def collector(self) -> RolloutCollector:
-        """The collector that runs this algorithm's rollouts. Each run has a new one, made at its
-        first use.
+        """The collector that runs this algorithm's rollouts. Each run has a new one, made at its first use.
 
-        When the algorithm ends, the trainer cancels the rollouts that have not finished, because
-        no caller would read their results. If `leaves_rollouts`, they stay for the resumed run.
-        Raise ConfigError without a store.
+        When the algorithm ends, the trainer cancels the rollouts that have not finished, because no caller would read
+        their results. If `leaves_rollouts`, they stay for the resumed run. Raise ConfigError without a store.
         """
         if self._collector is None:
             pin = None if self._run is None else self.pin
@@ -349,8 +341,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @contextlib.asynccontextmanager
     async def collecting(self) -> AsyncGenerator[None]:
-        """Run the algorithm within this block, as the Trainer does. At the end of the block, its
-        unfinished rollouts are cancelled unless it `leaves_rollouts`.
+        """Run the algorithm within this block, as the Trainer does. At the end of the block, its unfinished rollouts
+        are cancelled unless it `leaves_rollouts`.
         """
         try:
             yield
@@ -360,8 +352,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         await self._end_collecting(None)
 
     async def _end_collecting(self, error: BaseException | None) -> None:
-        """Cancel the unfinished rollouts of this run, in a resumed run also those that an earlier
-        process had enqueued. Errors of the store are only logged.
+        """Cancel the unfinished rollouts of this run, in a resumed run also those that an earlier process had enqueued.
+        Errors of the store are only logged.
 
         error: what `run` raised; None if it returned.
         """
@@ -379,8 +371,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """The name under which `collector` pins rollouts, so that the store keeps those that this
-        run will still read.
+        """The name under which `collector` pins rollouts, so that the store keeps those that this run will still
+        read.
         """
         return f"run {self.get_run().run_id}"
 

@@ -1,9 +1,8 @@
 """`Budget`: the rollouts, tokens, money and time that an algorithm may use.
 
-Rollouts are counted when they are requested. Tokens and cost are known only afterwards, so the
-limit of each attempt is reserved before it starts, and the unused part is released when it has
-ended. The module knows numbers and finished attempts, and neither the store nor the callers that
-wait for a reservation.
+Rollouts are counted when they are requested. Tokens and cost are known only afterwards, so the limit of each attempt is
+reserved before it starts, and the unused part is released when it has ended. The module knows numbers and finished
+attempts, and neither the store nor the callers that wait for a reservation.
 
 Money is counted in billionths, as whole numbers, so that sums of prices are exact.
 """
@@ -27,31 +26,27 @@ _BILLIONTHS = 10**9
 class Budget:
     """Limits that a collector never exceeds.
 
-    A rollout counts once, when it is first requested. If the store has the rollout already, it
-    counts if it belongs to the same run, so that a resumed run spends as much as an uninterrupted
-    one. A rollout of another run is free.
+    A rollout counts once, when it is first requested. If the store has the rollout already, it counts if it belongs to
+    the same run, so that a resumed run spends as much as an uninterrupted one. A rollout of another run is free.
 
-    Tokens and cost are those of the calls that the gateway records, including the algorithm's own
-    calls. Their limits hold as long as no attempt takes more than `tokens_per_attempt` or
-    `cost_per_attempt`.
+    Tokens and cost are those of the calls that the gateway records, including the algorithm's own calls. Their limits
+    hold as long as no attempt takes more than `tokens_per_attempt` or `cost_per_attempt`.
     """
 
     rollouts: int | None = None
     """The most rollouts that may be requested. None: no limit."""
     seconds: float | None = None
-    """The seconds for which rollouts may be requested and may run, from the first request on. When
-    they are over, the `Evaluator` cancels unfinished rollouts and raises BudgetExceeded. None: no
-    limit."""
+    """The seconds for which rollouts may be requested and may run, from the first request on. When they are over, the
+    `Evaluator` cancels unfinished rollouts and raises BudgetExceeded. None: no limit."""
     tokens: int | None = None
     """Tokens of prompts and answers that all attempts may take together. None: no limit."""
     cost: float | None = None
     """Money that all attempts may cost together, in the unit of `UpstreamModel.price_per_million`.
     None: no limit."""
     tokens_per_attempt: int | None = None
-    """The most tokens that one attempt takes, which are reserved before it starts; needed with
-    `tokens`. To enforce it, give `LLMProxy(attempt_limits=AttemptLimits(tokens=...))` a limit that
-    is lower by the largest call, because the gateway refuses the calls of an attempt that has
-    reached its limit."""
+    """The most tokens that one attempt takes, which are reserved before it starts; needed with `tokens`. To enforce it,
+    give `LLMProxy(attempt_limits=AttemptLimits(tokens=...))` a limit that is lower by the largest call, because the
+    gateway refuses the calls of an attempt that has reached its limit."""
     cost_per_attempt: float | None = None
     """The highest cost of one attempt, which is reserved before it starts. Required with `cost`."""
     used: int = field(default=0, init=False)
@@ -128,18 +123,15 @@ class Budget:
 
     @property
     def attempts_left(self) -> int | None:
-        """How many attempts may start now if each takes its limit; None without a limit on tokens
-        or cost.
-        """
+        """How many attempts may start now if each takes its limit; None without a limit on tokens or cost."""
         return min((each.left // each.limit for each in self._measures()), default=None)
 
     @property
     def rollouts_expected(self) -> int | None:
         """About how many more rollouts fit; None without a limit on rollouts, tokens or cost.
 
-        The tokens and the cost that are left are divided by the mean of the finished rollouts, or
-        by the limit of an attempt if none has finished. An algorithm plans with this number; the
-        limits hold whatever it plans.
+        The tokens and the cost that are left are divided by the mean of the finished rollouts, or by the limit of an
+        attempt if none has finished. An algorithm plans with this number; the limits hold whatever it plans.
         """
         counts = [] if self.left is None else [self.left]
         for each in self._measures():
@@ -158,8 +150,8 @@ class Budget:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return how much of each limit is left, and `budget_left`, the smallest share of a limit
-        that is left. Return an empty dict without a limit.
+        """Return how much of each limit is left, and `budget_left`, the smallest share of a limit that is left. Return
+        an empty dict without a limit.
         """
         limits = {
             "rollouts": (self.left, self.rollouts),
@@ -183,8 +175,8 @@ class Budget:
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
 
     def restore(self, spent: dict[str, float]) -> None:
-        """Count at least the amounts that an earlier process had spent, even if the store has
-        deleted some of its rollouts.
+        """Count at least the amounts that an earlier process had spent, even if the store has deleted some of its
+        rollouts.
         """
         self.used = max(self.used, int(spent["rollouts"]))
         self.used_tokens = max(self.used_tokens, int(spent.get("tokens", 0)))
@@ -197,8 +189,7 @@ class Budget:
         """Count rollouts as requested. The first call starts the clock of `seconds`.
 
         unsent: further rollouts that were counted before, and start only now.
-        Raise BudgetExceeded, and count none, if there is no room for all `rollouts`, or no time is
-        left.
+        Raise BudgetExceeded, and count none, if there is no room for all `rollouts`, or no time is left.
         """
         if self._started_at is None:
             self._started_at = time.monotonic()
@@ -244,8 +235,7 @@ class Budget:
         self._reserved.pop(key, None)
 
     def settle(self, key: str, attempts: Iterable[Attempt]) -> str | None:
-        """Release a reservation, and count what its attempts have used. Do nothing without a
-        reservation.
+        """Release a reservation, and count what its attempts have used. Do nothing without a reservation.
 
         Return why an attempt has broken its limits, or None.
         """
@@ -254,9 +244,9 @@ class Budget:
     def spend(self, attempts: Iterable[Attempt]) -> str | None:
         """Count the tokens and the cost of the attempts of a finished rollout.
 
-        An attempt that was cut off counts with its limit if it has recorded less, because a call
-        that it was making may be billed. So does one whose calls have no price, if cost is limited.
-        Return why an attempt has broken its limits, or None.
+        An attempt that was cut off counts with its limit if it has recorded less, because a call that it was making may
+        be billed. So does one whose calls have no price, if cost is limited. Return why an attempt has broken its
+        limits, or None.
         """
         problem: str | None = None
         for attempt in attempts:
@@ -271,9 +261,8 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return an attempt that stands for one finished model call that the algorithm made with a
-        client of its own, past the gateway. Its price is unknown, so it costs `cost_per_attempt`.
-        Pass the attempt to `settle`.
+        """Return an attempt that stands for one finished model call that the algorithm made with a client of its own,
+        past the gateway. Its price is unknown, so it costs `cost_per_attempt`. Pass the attempt to `settle`.
 
         key: the key of the reservation.
         tokens: the tokens of prompt and response together.
@@ -283,9 +272,7 @@ class Budget:
         return Attempt.model_validate({**fixed, **ended})
 
     def _problem_with(self, attempt: Attempt, tokens: int) -> str | None:
-        """Return why an attempt has broken its own limits, so that the budget cannot be kept; None
-        if it has not.
-        """
+        """Return why an attempt has broken its own limits, so that the budget cannot be kept; None if it has not."""
         name = f"attempt {attempt.attempt_id} of {attempt.rollout_id}"
         if self.tokens_per_attempt is not None and tokens > self.tokens_per_attempt:
             return f"{name} took {tokens:,} tokens, more than tokens_per_attempt={self.tokens_per_attempt:,}"
@@ -298,8 +285,8 @@ class Budget:
         return None
 
     def exceeded(self, attempts: int) -> BudgetExceeded:
-        """Return the error for attempts that do not fit in the budget and for which no running
-        attempt will make room.
+        """Return the error for attempts that do not fit in the budget and for which no running attempt will make
+        room.
         """
         lacking = [
             f"{figure(left)} of Budget({name}={total:g}), with {each:g} reserved for each attempt"
@@ -328,15 +315,14 @@ class _Account:
 
     @property
     def left(self) -> int:
-        """The amount that is neither used nor reserved."""
         return max(0, self.total - self.used - self.reserved * self.limit)
 
 
 def busy_seconds(attempts: Iterable[Attempt]) -> float:
     """Return for how many seconds at least one of these attempts was under way.
 
-    An attempt of a process that was killed ends with its last heartbeat, so that the time until the
-    run was resumed does not count.
+    An attempt of a process that was killed ends with its last heartbeat, so that the time until the run was resumed
+    does not count.
     """
     total, until = 0.0, float("-inf")
     for start, end in sorted((attempt.start_time, _last_sign(attempt)) for attempt in attempts):
@@ -353,5 +339,4 @@ def _last_sign(attempt: Attempt) -> float:
 
 
 def _whole(money: float) -> int:
-    """Return an amount of money in billionths."""
     return round(money * _BILLIONTHS)

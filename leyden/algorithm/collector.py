@@ -1,16 +1,14 @@
-"""`RolloutCollector`: runs an algorithm's requests, and yields each rollout as soon as it has
-finished.
+"""`RolloutCollector`: runs an algorithm's requests, and yields each rollout as soon as it has finished.
 
-It enqueues rollouts, waits for them, reads spans in bulk, keeps a budget, and pins in the store
-exactly the rollouts that the algorithm will still read. Requests with derived ids (`rollout_id_at`,
-`rollout_id_of`) are answered from the store if it has their rollouts. So a resumed algorithm runs
-nothing twice, and equal evaluations are run once.
+It enqueues rollouts, waits for them, reads spans in bulk, keeps a budget, and pins in the store exactly the rollouts
+that the algorithm will still read. Requests with derived ids (`rollout_id_at`, `rollout_id_of`) are answered from the
+store if it has their rollouts. So a resumed algorithm runs nothing twice, and equal evaluations are run once.
 
-A budget of tokens or cost holds requests back: a rollout is enqueued when the limits of its
-attempts are reserved, and the unused part is released when it has finished.
+A budget of tokens or cost holds requests back: a rollout is enqueued when the limits of its attempts are reserved, and
+the unused part is released when it has finished.
 
-The collector knows the store. It does not know what a rollout is worth, nor who runs it.
-`budget.py` decides what is limited, and how it is counted.
+The collector knows the store. It does not know what a rollout is worth, nor who runs it. `budget.py` decides what is
+limited, and how it is counted.
 """
 
 from __future__ import annotations
@@ -56,16 +54,15 @@ logger = logging.getLogger(__name__)
 _READ_TOGETHER = 256
 """How many rollouts' spans are read in one call."""
 _RELEASE_TOGETHER = 100
-"""Consumed rollouts are unpinned together once there are so many, and as many as half of the needed
-ones."""
+"""Consumed rollouts are unpinned together once there are so many, and as many as half of the needed ones."""
 _CANCEL_TOGETHER = 16
 """How many rollouts are cancelled at a time."""
 _REST_SECONDS_EACH = 25e-6
-"""The pause between two waits, for each pending rollout. A wait begins with a check of all of them,
-which takes about a tenth of this, so checks take a tenth of the time at most."""
+"""The pause between two waits, for each pending rollout. A wait begins with a check of all of them, which takes about a
+tenth of this, so checks take a tenth of the time at most."""
 _SILENCE_SECONDS = 60.0
-"""After so many seconds without a result, and after twice as long each further time, a collection
-logs which rollouts it waits for."""
+"""After so many seconds without a result, and after twice as long each further time, a collection logs which rollouts
+it waits for."""
 _NAMED = 5
 """How many unfinished rollouts such a message names."""
 _UNFINISHED: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
@@ -73,8 +70,8 @@ _AT_LEAST = 128
 """The smallest number of rollouts that `max_unfinished="auto"` enqueues at a time."""
 
 _PendingRequest = tuple[int, EnqueueRolloutRequest, bool]
-"""A request of a collection whose result is still to be yielded: its place in the argument of
-`collect`, the request, and whether its rollout had finished before it was requested."""
+"""A request of a collection whose result is still to be yielded: its place in the argument of `collect`, the request,
+and whether its rollout had finished before it was requested."""
 
 
 def rollout_id_at(run_id: str, *place: str | int) -> str:
@@ -86,11 +83,10 @@ def rollout_id_at(run_id: str, *place: str | int) -> str:
 
 
 def rollout_id_of(*content: Any) -> str:
-    """Return the id of the rollout with this content, such as (agent's version, prompt, task,
-    repeat).
+    """Return the id of the rollout with this content, such as (agent's version, prompt, task, repeat).
 
-    Equal contents have one rollout, whichever run requests it first, so include everything that the
-    result depends on. A failed rollout is also reused: to try again, add a number.
+    Equal contents have one rollout, whichever run requests it first, so include everything that the result depends on.
+    A failed rollout is also reused: to try again, add a number.
 
     content: JSON values, resources and other pydantic models.
     Raise ConfigError for anything else, because its text may differ between processes.
@@ -105,8 +101,8 @@ def rollout_id_of(*content: Any) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return a pydantic model as JSON, with its class, and a number of any library as that number.
-    Raise ValueError for any other object.
+    """Return a pydantic model as JSON, with its class, and a number of any library as that number. Raise ValueError for
+    any other object.
     """
     if isinstance(value, BaseModel):
         return [type(value).__name__, value.model_dump(mode="json")]
@@ -150,8 +146,8 @@ class RolloutCollector:
     As a context manager it calls `close` at the end.
 
     store: where runners claim rollouts.
-    pin: the name under which needed rollouts are pinned; nothing else may pin under it. Give a name
-        that a restarted program gives again, so that it takes over the pins. None: a random name.
+    pin: the name under which needed rollouts are pinned; nothing else may pin under it. Give a name that a restarted
+        program gives again, so that it takes over the pins. None: a random name.
     concurrency: how many rollouts the runners work on at once; None if unknown.
     budget: limits the requests; None: no limit.
     on_unfinished: called when rollouts were requested that a runner must still run.
@@ -174,11 +170,11 @@ class RolloutCollector:
         self.budget = budget or Budget()
         """The limit on requests. Set it before the first request."""
         self._unread: dict[str, int] = {}
-        """Rollouts that are enqueued and not consumed, each with the number of times that
-        collections will still yield it."""
+        """Rollouts that are enqueued and not consumed, each with the number of times that collections will still yield
+        it."""
         self._kept: dict[str, int] = {}
-        """Rollouts that are consumed but stay pinned, each with the number of iterations after
-        which `release` unpins it."""
+        """Rollouts that are consumed but stay pinned, each with the number of iterations after which `release` unpins
+        it."""
         self._in_doubt: set[str] = set()
         """Rollouts whose enqueuing was interrupted, so that the store may or may not have them."""
         self._foreign: set[str] = set()
@@ -186,8 +182,7 @@ class RolloutCollector:
         self._counted: set[str] = set()
         """Rollouts that the budget has counted, or that cost it nothing."""
         self._unsent: dict[str, int] = {}
-        """Counted rollouts that are still to be enqueued, each with the number of attempts to
-        reserve for it."""
+        """Counted rollouts that are still to be enqueued, each with the number of attempts to reserve for it."""
         self._sent: set[str] = set()
         """Rollouts with a reservation that are in the store."""
         self._calls: dict[str, None] = {}
@@ -215,9 +210,9 @@ class RolloutCollector:
     async def enqueue(self, requests: Iterable[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Enqueue all requests, or none, and pin their rollouts until their results are consumed.
 
-        Return the rollouts as they are now. If the store has a rollout with a request's id, that
-        one is used and not run again, whatever its status. `collect` with requests of the same ids
-        yields the results. A request's own `pin` is replaced by the collector's.
+        Return the rollouts as they are now. If the store has a rollout with a request's id, that one is used and not
+        run again, whatever its status. `collect` with requests of the same ids yields the results. A request's own
+        `pin` is replaced by the collector's.
         Raise BudgetExceeded, and enqueue nothing, if the budget has no room for the new ones now.
         """
         named = [self._named(request) for request in requests]
@@ -236,23 +231,20 @@ class RolloutCollector:
     ) -> AsyncGenerator[CollectedRollout]:
         """Enqueue requests, and yield each result as soon as its rollout has finished.
 
-        A failed or cancelled rollout is a result too. Requests with equal ids share one rollout,
-        and each yields a result. A rollout stays pinned until the caller requests the next result.
-        If the caller stops early, the other rollouts continue and stay pinned, until they are
-        collected or cancelled.
+        A failed or cancelled rollout is a result too. Requests with equal ids share one rollout, and each yields a
+        result. A rollout stays pinned until the caller requests the next result. If the caller stops early, the other
+        rollouts continue and stay pinned, until they are collected or cancelled.
 
         requests: an iterator is read as rollouts are enqueued.
-        keep_until: keep the rollouts pinned after that, until `release(iterations)` is called with
-            at least this number; for an algorithm that reads them again when it resumes. None:
-            unpin them.
-        max_unfinished: how many rollouts of this collection are enqueued and unfinished at a time;
-            None: all. "auto": twice as many as the runners work on at once, at least 128, and more
-            whenever the runners have nothing left to claim.
-        check: called at least every `check_seconds` while rollouts are unfinished. An error that it
-            raises ends the collection.
-        Raise BudgetExceeded if the budget has no room for a request. With a budget of tokens or
-        cost, first wait for running attempts, which may release part of their reservations, and
-        yield their results.
+        keep_until: keep the rollouts pinned after that, until `release(iterations)` is called with at least this
+            number; for an algorithm that reads them again when it resumes. None: unpin them.
+        max_unfinished: how many rollouts of this collection are enqueued and unfinished at a time; None: all. "auto":
+            twice as many as the runners work on at once, at least 128, and more whenever the runners have nothing left
+            to claim.
+        check: called at least every `check_seconds` while rollouts are unfinished. An error that it raises ends the
+            collection.
+        Raise BudgetExceeded if the budget has no room for a request. With a budget of tokens or cost, first wait for
+        running attempts, which may release part of their reservations, and yield their results.
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
@@ -322,8 +314,7 @@ class RolloutCollector:
         )
 
     async def release(self, iterations: int) -> None:
-        """Unpin the rollouts that were collected with a `keep_until` of at most `iterations`. Safe
-        to repeat.
+        """Unpin the rollouts that were collected with a `keep_until` of at most `iterations`. Safe to repeat.
 
         Rollouts that are enqueued, or kept for longer, stay pinned.
         """
@@ -333,8 +324,8 @@ class RolloutCollector:
     async def count_earlier(self, run_id: str, *, seconds: float = 0.0) -> None:
         """Charge the budget with what earlier processes of a resumed run have spent.
 
-        Call it before the first request. Rollouts that are requested again are not counted again.
-        Unfinished rollouts for which the budget has no room are cancelled.
+        Call it before the first request. Rollouts that are requested again are not counted again. Unfinished rollouts
+        for which the budget has no room are cancelled.
         seconds: how long the run has taken so far.
         """
         self.budget.earlier_seconds = seconds
@@ -353,8 +344,8 @@ class RolloutCollector:
                 await self._charge_earlier(rollout, attempts[rollout.rollout_id])
 
     async def _charge_earlier(self, rollout: Rollout, attempts: Sequence[Attempt]) -> None:
-        """Charge the budget with tokens and cost of a rollout that an earlier process has enqueued.
-        Reserve the rest of an unfinished one, or cancel it if there is no room.
+        """Charge the budget with tokens and cost of a rollout that an earlier process has enqueued. Reserve the rest of
+        an unfinished one, or cancel it if there is no room.
         """
         if rollout.finished:
             self._warn(self.budget.spend(attempts))
@@ -366,12 +357,12 @@ class RolloutCollector:
 
     @contextlib.asynccontextmanager
     async def reserve_attempt(self) -> AsyncGenerator[Callable[[Attempt], None]]:
-        """Keep room in the budget, during the block, for one attempt that the algorithm makes
-        itself. Wait until there is room.
+        """Keep room in the budget, during the block, for one attempt that the algorithm makes itself. Wait until there
+        is room.
 
-        Yield a function to call with the attempt when it has ended. If it is never called, the
-        attempt counts with its limits, because a call may be billed although no answer came.
-        Raise BudgetExceeded if there is no room, and no attempt is running that could make room.
+        Yield a function to call with the attempt when it has ended. If it is never called, the attempt counts with its
+        limits, because a call may be billed although no answer came. Raise BudgetExceeded if there is no room, and no
+        attempt is running that could make room.
         """
         ended: list[Attempt] = []
         if not self.budget.is_reserved:
@@ -390,15 +381,13 @@ class RolloutCollector:
             self._notify_freed()
 
     async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
-        """Cancel rollouts that this collector has enqueued and that have not finished. Return how
-        many.
+        """Cancel rollouts that this collector has enqueued and that have not finished. Return how many.
 
-        A running collection yields its cancelled rollouts, with the status `cancelled`. Rollouts
-        that no collection waits for are unpinned. Rollouts of other runs, for which this collector
-        only waits, continue.
+        A running collection yields its cancelled rollouts, with the status `cancelled`. Rollouts that no collection
+        waits for are unpinned. Rollouts of other runs, for which this collector only waits, continue.
 
-        rollout_ids: the rollouts to cancel; None: all of this collector. Ids of rollouts that other
-            collectors have enqueued are ignored.
+        rollout_ids: the rollouts to cancel; None: all of this collector. Ids of rollouts that other collectors have
+            enqueued are ignored.
         """
         async with self._exclusively():
             chosen = {*self._unread, *self._in_doubt} - self._foreign
@@ -416,9 +405,7 @@ class RolloutCollector:
         return cancelled
 
     async def cancel_earlier(self, run_id: str) -> int:
-        """Cancel the unfinished rollouts that earlier processes of a run have enqueued. Return how
-        many.
-        """
+        """Cancel the unfinished rollouts that earlier processes of a run have enqueued. Return how many."""
         left = await self._store.query_rollouts(run_id=run_id, status_in=_UNFINISHED)
         return await self._cancel_each(rollout.rollout_id for rollout in left)
 
@@ -432,7 +419,6 @@ class RolloutCollector:
     # ---- enqueuing -------------------------------------------------------------------------------
 
     def _named(self, request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
-        """Return a request with an id, and with this collector's pin."""
         return request.model_copy(update={"rollout_id": request.rollout_id or ids.rollout_id(), "pin": self._pin})
 
     async def _fill(
@@ -445,8 +431,8 @@ class RolloutCollector:
         """Enqueue as many requests as the window and the budget have room for, in order.
 
         to_come: the requests that were not read yet.
-        held: requests that the window has admitted and the budget has not yet. The budget may admit
-            only the first of them.
+        held: requests that the window has admitted and the budget has not yet. The budget may admit only the first of
+            them.
         waiting: the enqueued requests by rollout id; new ones are added.
         """
         room = window.room(len(waiting) + len(held))
@@ -461,8 +447,7 @@ class RolloutCollector:
             self._unread[rollout.rollout_id] += 1
 
     async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, whole: bool) -> Sequence[Rollout]:
-        """Enqueue the first requests, as many as the budget has room for now, and return their
-        rollouts.
+        """Enqueue the first requests, as many as the budget has room for now, and return their rollouts.
 
         whole: enqueue all or none, and raise BudgetExceeded if there is no room for all.
         """
@@ -486,7 +471,6 @@ class RolloutCollector:
                 raise
 
     def _release(self, rollout_ids: set[str]) -> None:
-        """Release the reservations of rollouts that were not enqueued."""
         for rollout_id in rollout_ids - self._sent:
             self.budget.release(rollout_id)
 
@@ -516,8 +500,8 @@ class RolloutCollector:
     # ---- the budget ------------------------------------------------------------------------------
 
     async def _pay(self, requests: Sequence[EnqueueRolloutRequest]) -> None:
-        """Count the requests that the budget has not counted yet. Rollouts that another run has
-        enqueued are free, and a repeated request is counted once.
+        """Count the requests that the budget has not counted yet. Rollouts that another run has enqueued are free, and
+        a repeated request is counted once.
 
         Raise BudgetExceeded, and count none, if there are too few rollouts left or no time.
         """
@@ -545,7 +529,6 @@ class RolloutCollector:
             self._unsent[rollout.rollout_id] = _attempts_at_most(rollout, attempts)
 
     def _reserve(self, requests: Sequence[EnqueueRolloutRequest]) -> int:
-        """Reserve the limits of the first requests. Return for how many there was room."""
         for count, request in enumerate(requests):
             attempts = self._unsent.get(str(request.rollout_id))
             if attempts is not None and not self.budget.reserve(str(request.rollout_id), attempts):
@@ -577,8 +560,8 @@ class RolloutCollector:
             pass
 
     async def _settle_finished(self) -> None:
-        """Settle the reservations of rollouts that have finished meanwhile, and release those of
-        rollouts that are not in the store.
+        """Settle the reservations of rollouts that have finished meanwhile, and release those of rollouts that are not
+        in the store.
         """
         async with self._exclusively():
             rollouts = [key for key in self.budget.reserved if key not in self._calls]
@@ -589,9 +572,7 @@ class RolloutCollector:
         await self._settle([rollout for rollout in stored if rollout.finished])
 
     async def _settle(self, finished: Iterable[Rollout]) -> None:
-        """Count what finished rollouts have used, each once, and release the rest of their
-        reservations.
-        """
+        """Count what finished rollouts have used, each once, and release the rest of their reservations."""
         for rollout in finished:
             if rollout.rollout_id in self._sent:
                 attempts = await self._attempts_of(rollout)
@@ -608,12 +589,10 @@ class RolloutCollector:
         return await self._store.query_attempts(rollout.rollout_id)
 
     def _notify_freed(self) -> None:
-        """Wake all that wait for room in the budget."""
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
 
     def _warn(self, problem: str | None) -> None:
-        """Log a problem with the budget, each once, and only the first few."""
         if problem is not None and problem not in self._warned and len(self._warned) < _NAMED:
             self._warned.add(problem)
             logger.warning("the budget cannot be kept exactly: %s", problem)
@@ -632,14 +611,13 @@ class RolloutCollector:
             self._released += rollout_id not in self._kept
 
     async def _write_pins(self) -> None:
-        """Pin exactly the rollouts that are still needed."""
         async with self._exclusively():  # or rollouts that are enqueued meanwhile would lose their pins
             self._released = 0
             await self._store.pin(self._pin, list({**self._unread, **self._kept}))
 
     def _exclusively(self) -> asyncio.Lock:
-        """Return the lock of the running loop. A sync algorithm may run one loop after another, and
-        each needs its own.
+        """Return the lock of the running loop. A sync algorithm may run one loop after another, and each needs its
+        own.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -647,9 +625,7 @@ class RolloutCollector:
         return self._lock
 
     async def _cancel_each(self, rollout_ids: Iterable[str]) -> int:
-        """Cancel rollouts, a few at a time. Return how many had not finished and are in the
-        store.
-        """
+        """Cancel rollouts, a few at a time. Return how many had not finished and are in the store."""
         slots = asyncio.Semaphore(_CANCEL_TOGETHER)
 
         async def cancel(rollout_id: str) -> bool:
@@ -679,8 +655,8 @@ class _Window:
         return None if self._most is None else max(0, self._most - unfinished)
 
     async def widen(self, store: LightningStore) -> None:
-        """Double the window if the runners could take more rollouts: none is waiting in the store,
-        and more than half of the window is running.
+        """Double the window if the runners could take more rollouts: none is waiting in the store, and more than half
+        of the window is running.
         """
         if not self._grows or self._most is None or self.exhausted:
             return
@@ -701,7 +677,4 @@ def _state(rollout: Rollout) -> str:
 
 
 def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
-    """Return the largest number of attempts that an unfinished rollout can have. An interrupted
-    attempt does not count against `max_attempts`.
-    """
     return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))

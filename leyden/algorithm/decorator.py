@@ -1,6 +1,4 @@
-"""`@algo`: make an algorithm of a function. The function gets the keyword arguments that it
-names.
-"""
+"""`@algo`: make an algorithm of a function. The function gets the keyword arguments that it names."""
 
 from __future__ import annotations
 
@@ -25,13 +23,11 @@ _DATASETS = ("train_dataset", "val_dataset")
 
 
 class FunctionalAlgorithm(Algorithm):
-    """An algorithm that calls a function, with those of these keyword arguments that it names:
-    store, collector, evaluator, adapter, llm_proxy, initial_resources, run, train_dataset and
-    val_dataset.
+    """An algorithm that calls a function, with those of these keyword arguments that it names: store, collector,
+    evaluator, adapter, llm_proxy, initial_resources, run, train_dataset and val_dataset.
 
-    A function that takes `run` can be started again after a failure. Then `run.resume` is true,
-    `run.directory` holds the files that it wrote, and ids derived from `run.run_id` find the
-    rollouts that it had enqueued.
+    A function that takes `run` can be started again after a failure. Then `run.resume` is true, `run.directory` holds
+    the files that it wrote, and ids derived from `run.run_id` find the rollouts that it had enqueued.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -55,8 +51,7 @@ class FunctionalAlgorithm(Algorithm):
     ) -> Awaitable[Any] | Any:
         """Call the function, and return its result.
 
-        Raise InvalidArgument (a TypeError) for a data set that was given but that the function does
-        not name.
+        Raise InvalidArgument (a TypeError) for a data set that was given but that the function does not name.
         """
         given = dict(zip(_DATASETS, (train_dataset, val_dataset), strict=True))
         for name, dataset in given.items():
@@ -74,8 +69,8 @@ class FunctionalAlgorithm(Algorithm):
 
 
 def _check_parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of the parameters for which there is an argument. Raise ConfigError for
-    another parameter without a default, and for one that is positional only.
+    """Return the names of the parameters for which there is an argument. Raise ConfigError for another parameter
+    without a default, and for one that is positional only.
     """
     possible = (*_SOURCES, *_DATASETS)
     names: list[str] = []
@@ -99,7 +94,6 @@ def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
         @algo
         async def search(*, store, initial_resources, train_dataset): ...
 
-    Raise ConfigError for a parameter that is none of those that `FunctionalAlgorithm` lists and
-    has no default.
+    Raise ConfigError for a parameter that is none of those that `FunctionalAlgorithm` lists and has no default.
     """
     return FunctionalAlgorithm(function)

@@ -1,7 +1,6 @@
 """`Evaluation`: run an agent on every task, several times if wanted, and measure its rewards.
 
-It learns nothing. `leyden eval` is its command. `estimate` computes the mean and its interval from
-numbers alone.
+It learns nothing. `leyden eval` is its command. `estimate` computes the mean and its interval from numbers alone.
 """
 
 from __future__ import annotations
@@ -111,8 +110,8 @@ class EvaluationResult:
 
     @property
     def failures(self) -> list[tuple[str, int, str]]:
-        """For each reason of a failure: the reason, the number of rollouts, and the id of one of
-        them. The most frequent reason comes first.
+        """For each reason of a failure: the reason, the number of rollouts, and the id of one of them. The most
+        frequent reason comes first.
         """
         failed = {each.rollout_id: each.reason or each.status for each in self.rollouts if each.reward is None}
         examples = {reason: rollout_id for rollout_id, reason in failed.items()}
@@ -139,8 +138,8 @@ class Evaluation(Algorithm):
 
     backend: a model that is loaded for the evaluation and served as `backend.model_name`.
     models: models that other servers have.
-    llms: the resources that are models: by the resource's name, the name of the backend's model or
-        of one of `models`, and the sampling parameters to suggest to the agent.
+    llms: the resources that are models: by the resource's name, the name of the backend's model or of one of `models`,
+        and the sampling parameters to suggest to the agent.
     resources: other resources, such as prompt templates.
     timeout_seconds: time limit of each rollout; None: no limit.
     price_per_million: the prices of a million prompt tokens and of a million response tokens.
@@ -216,8 +215,8 @@ class Evaluation(Algorithm):
         return result
 
     async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:
-        """Run every task `repeats` times with the given resources and return the rollouts, sorted
-        by task and repeat.
+        """Run every task `repeats` times with the given resources and return the rollouts, sorted by task and
+        repeat.
         """
         run = self.get_run()
         places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
@@ -237,8 +236,8 @@ class Evaluation(Algorithm):
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
     def _request(self, tasks: Dataset[Any], place: tuple[int, int], resources_id: str) -> EnqueueRolloutRequest:
-        """Return the request for one rollout. Its id is derived from run, task and repeat, so that
-        a resumed run finds it.
+        """Return the request for one rollout. Its id is derived from run, task and repeat, so that a resumed run finds
+        it.
 
         place: (task index, repeat).
         """
@@ -255,8 +254,8 @@ class Evaluation(Algorithm):
         )
 
     def _result(self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float) -> EvaluationResult:
-        """Return the estimates over tasks. Rollouts without a reward are left out of `reward` and
-        count as 0 in `reward_with_failures_as_zero`.
+        """Return the estimates over tasks. Rollouts without a reward are left out of `reward` and count as 0 in
+        `reward_with_failures_as_zero`.
         """
         by_task: dict[int, list[float | None]] = {}
         for each in rollouts:
@@ -284,13 +283,12 @@ def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Esti
     """Return the mean over tasks of each task's mean reward, with a 95 % confidence interval.
 
     rewards: for each task its rewards, at least one; at least one task.
-    n_compared: how many means are estimated together. All of their intervals hold at once with a
-        probability of 95 % (Bonferroni).
+    n_compared: how many means are estimated together. All of their intervals hold at once with a probability of 95 %
+        (Bonferroni).
 
-    The tasks are the sample, because rollouts of one task are not independent. If each task has
-    one reward of 0 or 1, the interval is Wilson's, which also holds near 0 and 1. Otherwise it is
-    the percentile bootstrap over tasks with a fixed seed, with 2,000 resamples for each of at most
-    ten means. A single task has no interval.
+    The tasks are the sample, because rollouts of one task are not independent. If each task has one reward of 0 or 1,
+    the interval is Wilson's, which also holds near 0 and 1. Otherwise it is the percentile bootstrap over tasks with a
+    fixed seed, with 2,000 resamples for each of at most ten means. A single task has no interval.
     """
     means = [mean_of(of_task) for of_task in rewards]
     mean, n = mean_of(means), len(means)

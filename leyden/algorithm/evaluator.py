@@ -1,11 +1,10 @@
-"""`Evaluator`: measure the rewards of resources on tasks. Each evaluation is run once, and then
-found in the store.
+"""`Evaluator`: measure the rewards of resources on tasks. Each evaluation is run once, and then found in the store.
 
-A rollout's id is derived from everything that its reward depends on: the agent's code, the content
-of the resources (without addresses and keys), the mode, the task and the number of the replica. So
-equal evaluations are run once, whichever algorithm requests them, and a resumed run finds all that
-it had finished. The module knows rewards, not which resources are better. It logs a warning once if
-the agent's model calls do not contain a prompt that the agent was given.
+A rollout's id is derived from everything that its reward depends on: the agent's code, the content of the resources
+(without addresses and keys), the mode, the task and the number of the replica. So equal evaluations are run once,
+whichever algorithm requests them, and a resumed run finds all that it had finished. The module knows rewards, not which
+resources are better. It logs a warning once if the agent's model calls do not contain a prompt that the agent was
+given.
 """
 
 from __future__ import annotations
@@ -100,15 +99,14 @@ class Evaluator:
     """Evaluates resources on tasks. Concurrent evaluations share one collector, and so one budget.
 
     collector: runs the rollouts.
-    agent_version: the agent's version, a text that changes whenever its results may change. Include
-        the model's version; `Algorithm.get_agent_version` includes the gateway's models.
-        None: the version that the workers report. If they report none, scores are reused within
-        one run only.
-    models: the version of the models behind the agent, which is added to a version that workers
-        report; None: nothing is added.
+    agent_version: the agent's version, a text that changes whenever its results may change. Include the model's
+        version; `Algorithm.get_agent_version` includes the gateway's models. None: the version that the workers report.
+        If they report none, scores are reused within one run only.
+    models: the version of the models behind the agent, which is added to a version that workers report; None: nothing
+        is added.
     failed_reward: the reward of a rollout that failed, was cancelled or returned no reward.
-    watched_prompts: names of the prompts for which a warning is logged if the agent's model calls
-        do not contain their text; None: all prompts among the resources.
+    watched_prompts: names of the prompts for which a warning is logged if the agent's model calls do not contain their
+        text; None: all prompts among the resources.
     """
 
     def __init__(
@@ -128,17 +126,16 @@ class Evaluator:
         self._reported = ReportedVersion(collector.store)
         self._usage = PromptUsage()
         self._timed_out: set[str] = set()
-        """Rollouts that a deadline of `scores` has cancelled in this process. They count as
-        failed."""
+        """Rollouts that a deadline of `scores` has cancelled in this process. They count as failed."""
         self._own_name = secrets.token_hex(6)
         self._has_warned = False
 
     async def publish(self, resources: NamedResources, *, parent: tuple[str, int] | None = None) -> ResourcesUpdate:
-        """Write resources to the store, under an id that is derived from this run and their
-        content, and return the stored version.
+        """Write resources to the store, under an id that is derived from this run and their content, and return the
+        stored version.
 
-        It is safe to repeat. A repeat returns the version in the store, and writes a new one only
-        if the address or key of a model has changed.
+        It is safe to repeat. A repeat returns the version in the store, and writes a new one only if the address or key
+        of a model has changed.
         parent: the id and version of the resources from which these were made.
         """
         store, author = self.collector.store, current_run_id.get()
@@ -152,9 +149,7 @@ class Evaluator:
         return present
 
     async def evaluate(self, resources: ResourcesUpdate, tasks: Sequence[Any], **options: Any) -> Scores:
-        """Return the scores of all tasks, when the last rollout has finished. The options are those
-        of `scores`.
-        """
+        """Return the scores of all tasks, when the last rollout has finished. The options are those of `scores`."""
         found = [score async for score in self.scores(resources, tasks, **options)]
         return Scores(sorted(found, key=lambda score: (score.task, score.replica)))
 
@@ -171,22 +166,20 @@ class Evaluator:
     ) -> AsyncGenerator[Score]:
         """Yield a score for each replica of each task, as soon as its rollout has finished.
 
-        A rollout that is unfinished at the deadline is cancelled and counts as failed. Rollouts of
-        other runs with the same prompt, task and agent version are reused. If such a rollout has
-        failed, it is tried once more, because the cause may be gone; a failure in this run counts.
-        When the budget's time is over, unfinished rollouts are cancelled and have no score; a
-        resumed run with more time requests them again.
+        A rollout that is unfinished at the deadline is cancelled and counts as failed. Rollouts of other runs with the
+        same prompt, task and agent version are reused. If such a rollout has failed, it is tried once more, because the
+        cause may be gone; a failure in this run counts. When the budget's time is over, unfinished rollouts are
+        cancelled and have no score; a resumed run with more time requests them again.
 
         resources: the newest version under its id, as `publish` returns it.
         tasks: JSON values. Equal tasks share one rollout for each replica.
         replicas: how often each task is run.
         deadline_seconds: time limit from now on; None: no limit.
-        keep_until: keep the rollouts pinned in the store until `collector.release` is called with
-            at least this number of steps; None: until their results are read.
+        keep_until: keep the rollouts pinned in the store until `collector.release` is called with at least this number
+            of steps; None: until their results are read.
         metadata: the metadata of each new rollout.
-        Raise BudgetExceeded, and enqueue nothing, if the budget has too few rollouts for the new
-        ones. Raise it after the finished scores if time, tokens or cost are used up before the
-        last rollout.
+        Raise BudgetExceeded, and enqueue nothing, if the budget has too few rollouts for the new ones. Raise it after
+        the finished scores if time, tokens or cost are used up before the last rollout.
         """
         check_number("replicas", replicas, at_least=1, whole=True)
         check_number("deadline_seconds", deadline_seconds, above=0, or_none="no deadline")
@@ -227,8 +220,8 @@ class Evaluator:
         mode: RolloutMode,
         metadata: dict[str, Any],
     ) -> EnqueueRolloutRequest:
-        """Return the request for one evaluation. Its id is derived from `identity` and the content,
-        so that equal evaluations share a rollout.
+        """Return the request for one evaluation. Its id is derived from `identity` and the content, so that equal
+        evaluations share a rollout.
         """
         content = (resources.digest, mode, task, replica)
         return EnqueueRolloutRequest(
@@ -246,8 +239,7 @@ class Evaluator:
         """Yield each request's place and its result, which is None if the deadline passed first.
 
         ends_at: the deadline, by `time.monotonic`; None: no deadline.
-        If the budget's time is over instead, yield the finished results, and raise BudgetExceeded
-        if there are others.
+        If the budget's time is over instead, yield the finished results, and raise BudgetExceeded if there are others.
         """
 
         def check_deadline() -> None:
@@ -282,13 +274,12 @@ class Evaluator:
                 yield place, None
 
     async def _finished(self, requests: Sequence[EnqueueRolloutRequest]) -> set[str]:
-        """Return the ids of the requested rollouts that have finished."""
         rollouts = await self.collector.store.query_rollouts(rollout_id_in=[str(each.rollout_id) for each in requests])
         return {rollout.rollout_id for rollout in rollouts if rollout.finished}
 
     def _is_tried_again(self, result: CollectedRollout | None) -> bool:
-        """Return whether to run a rollout again: it failed in another run, or was cancelled before
-        it could have a score, but not by a deadline of this evaluator.
+        """Return whether to run a rollout again: it failed in another run, or was cancelled before it could have a
+        score, but not by a deadline of this evaluator.
         """
         if result is None or result.reward is not None:
             return False
@@ -302,8 +293,9 @@ class Evaluator:
         return self.collector.budget.seconds_left == 0
 
     def _score(self, place: tuple[int, int], result: CollectedRollout | None) -> Score:
-        """Return the score of a rollout; a failed one has `failed_reward`. place: (task,
-        replica).
+        """Return the score of a rollout; a failed one has `failed_reward`.
+
+        place: (task, replica).
         """
         reason = "not started at the deadline, or unfinished in another run"
         if result is not None:
@@ -315,8 +307,7 @@ class Evaluator:
     # ---- what a score depends on -----------------------------------------------------------------
 
     async def _identity(self, seconds: float | None) -> str:
-        """Return the agent's part of a rollout's id: its version, or the run's id if the version is
-        unknown.
+        """Return the agent's part of a rollout's id: its version, or the run's id if the version is unknown.
 
         seconds: the longest wait for the first worker; None: the default of `ReportedVersion.read`.
         """
@@ -333,9 +324,7 @@ class Evaluator:
         return f"an agent of {self._scope()}"
 
     def _scope(self) -> str:
-        """Return the run's part of a rollout's id: the run's id, or, outside a run, a random name
-        of this evaluator.
-        """
+        """Return the run's part of a rollout's id: the run's id, or, outside a run, a random name of this evaluator."""
         return current_run_id.get() or self._own_name
 
 
@@ -349,8 +338,8 @@ class _DeadlinePassed(Exception):
 
 
 def _have_moved(stored: NamedResources, given: NamedResources) -> bool:
-    """Return whether a model has another address or key than in the store. A `gateway://` name does
-    not count, because the store knows its current address.
+    """Return whether a model has another address or key than in the store. A `gateway://` name does not count, because
+    the store knows its current address.
     """
     return any(
         isinstance(model, LLM) and not model.endpoint.startswith(GATEWAY_SCHEME) and stored[name] != model

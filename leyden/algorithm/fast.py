@@ -1,5 +1,5 @@
-"""`Baseline`, an algorithm that learns nothing: it runs the agent on the data and logs what
-happened, for development and for measuring. `FastAlgorithm` is the base of such algorithms.
+"""`Baseline`, an algorithm that learns nothing: it runs the agent on the data and logs what happened, for development
+and for measuring. `FastAlgorithm` is the base of such algorithms.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ details = logging.getLogger(f"{__name__}.details")
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """The stages in the order in which an epoch reports them: a train row ends the iteration."""
 _EARLY = 16
-"""Warn at once if so many rollouts all fail at the start, because the run's summary would come too
-late."""
+"""Warn at once if so many rollouts all fail at the start, because the run's summary would come too late."""
 _PROGRESS_SECONDS = 0.1
-"""The time between two reports of progress. A report takes longer than the other work on a result,
-so not every result is reported."""
+"""The time between two reports of progress. A report takes longer than the other work on a result, so not every result
+is reported."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
@@ -76,7 +75,10 @@ class _Counts:
 
 
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
-    """Log a line about an epoch under way. epoch: its number, from 0."""
+    """Log a line about an epoch under way.
+
+    epoch: its number, from 0.
+    """
     rewards = [reward for each in counts.values() for reward in each.rewards]
     mean = f"{mean_of(rewards):.3f}" if rewards else "none yet"
     mean += f" of {len(rewards)}" if 0 < len(rewards) < finished else ""
@@ -106,20 +108,20 @@ class FastAlgorithm(Algorithm):
 class Baseline(FastAlgorithm):
     """Runs every task once in each epoch, and logs each rollout's status, reward and spans.
 
-    A run with a directory can be resumed, and restarted after a failure: it finds the rollouts that
-    it had enqueued by their ids. Without a Trainer, call `set_store` and then `await
-    Baseline().run(train, val)`, which enqueues for the runners of that store.
+    A run with a directory can be resumed, and restarted after a failure: it finds the rollouts that it had enqueued by
+    their ids. Without a Trainer, call `set_store` and then `await Baseline().run(train, val)`, which enqueues for the
+    runners of that store.
 
     n_epochs: how often to go through both data sets.
-    train_split: without a validation set, this share of the training set is run in mode
-        `train` and the rest in mode `val`. Each mode has a mean reward of its own; by default
-        one mean covers all tasks. With a validation set, it is refused.
+    train_split: without a validation set, this share of the training set is run in mode `train` and the rest in mode
+        `val`. Each mode has a mean reward of its own; by default one mean covers all tasks. With a validation set, it
+        is refused.
     polling_interval: the longest time in seconds between two progress lines.
-    max_queue_length: the number of rollouts that are enqueued and not finished at a time; a new
-        one is enqueued when one has finished. None: twice as many as all runners work on at once,
-        at least 128, and more if other runners work on more.
-    span_verbosity: the part of each rollout's spans that is logged: `none`, `keys` (the names of
-        attributes), or `key_values` (names and values).
+    max_queue_length: the number of rollouts that are enqueued and not finished at a time; a new one is enqueued when
+        one has finished. None: twice as many as all runners work on at once, at least 128, and more if other runners
+        work on more.
+    span_verbosity: the part of each rollout's spans that is logged: `none`, `keys` (the names of attributes), or
+        `key_values` (names and values).
     """
 
     enqueues_datasets = True
@@ -178,9 +180,7 @@ class Baseline(FastAlgorithm):
             yield val[index], "val"
 
     async def _run_epoch(self, epoch: int, tasks: list[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
-        """Run every task once, log the rollouts as they finish, and report the metrics of each
-        stage.
-        """
+        """Run every task once, log the rollouts as they finish, and report the metrics of each stage."""
         run, total = self.get_run(), len(tasks)
         requests = (
             EnqueueRolloutRequest(
@@ -218,16 +218,12 @@ class Baseline(FastAlgorithm):
                 run.report(counts[stage].metrics(), stage=stage, iteration=epoch + 1)
 
     def _rollout_id(self, epoch: int, place: int, task: Any) -> str | None:
-        """Return the id by which a resumed or restarted run finds the rollout; None if the run
-        cannot be resumed.
-        """
+        """Return the id by which a resumed or restarted run finds the rollout; None if the run cannot be resumed."""
         run = self.get_run()
         return None if run.directory is None else rollout_id_at(run.run_id, epoch, place, as_json(task))
 
     def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
-        """Log a finished rollout, its spans as `span_verbosity` says, and what the adapter
-        returns.
-        """
+        """Log a finished rollout, its spans as `span_verbosity` says, and what the adapter returns."""
         logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)
         if self.span_verbosity == "none" or not details.isEnabledFor(logging.INFO):
             return

@@ -32,10 +32,12 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
 ) -> FunctionalAlgorithm:
     """Return a search of instructions and demonstrations by successive halving (arXiv:1502.07943).
 
-    n_candidates: prompts that are compared. n_demonstrations: most demonstrations in one prompt.
+    n_candidates: prompts that are compared.
+    n_demonstrations: most demonstrations in one prompt.
     instructions: further templates with the placeholders of the given prompt, tried in turn.
     min_reward: a rollout with at least this reward is a demonstration.
-    resource_name: the prompt to improve; None: the first. seed: of the choice of demonstrations.
+    resource_name: the prompt to improve; None: the first.
+    seed: of the choice of demonstrations.
     """
     check_number("n_candidates", n_candidates, at_least=2, whole=True)
     check_number("n_demonstrations", n_demonstrations, at_least=1, whole=True)

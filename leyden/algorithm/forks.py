@@ -1,10 +1,9 @@
 """Fork recorded rollouts, and estimate the advantages of single model calls from the forks.
 
-A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The
-mean return of such forks estimates the value of the state before call k, and the difference of two
-values is an advantage (VinePPO, arXiv:2410.01679, section 4). The environment needs no support for
-that, but the agent's own code, including its tools, must be deterministic: a fork whose requests
-differ from the record is left out, and counted.
+A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The mean return of such
+forks estimates the value of the state before call k, and the difference of two values is an advantage (VinePPO,
+arXiv:2410.01679, section 4). The environment needs no support for that, but the agent's own code, including its tools,
+must be deterministic: a fork whose requests differ from the record is left out, and counted.
 
 All functions are pure; `RolloutCollector` runs the requests. N: number of forks.
 """
@@ -32,13 +31,11 @@ _Z = statistics.NormalDist().inv_cdf(0.975)
 def fork_requests(
     rollout: Rollout, *, at_call: int, n: int, resources_id: str | None = None
 ) -> list[EnqueueRolloutRequest]:
-    """Return the requests of one group of forks: `n` rollouts that repeat the first `at_call` calls
-    of a recorded one.
+    """Return the requests of one group of forks: `n` rollouts that repeat the first `at_call` calls of a recorded one.
 
-    The ids are derived from rollout and call, so that the results of forks that were run before are
-    read from the store. In a deterministic run, each fork samples other live calls. Everything else
-    is taken from the original rollout. Keep the original pinned until the forks have ended, because
-    the gateway reads its record.
+    The ids are derived from rollout and call, so that the results of forks that were run before are read from the
+    store. In a deterministic run, each fork samples other live calls. Everything else is taken from the original
+    rollout. Keep the original pinned until the forks have ended, because the gateway reads its record.
 
     rollout: a rollout with its latest attempt, as the store and the collector return it.
     at_call: a `leyden.call_index`: the first call that is live.
@@ -88,11 +85,11 @@ class ForkReturns:
 def fork_returns(
     results: Iterable[CollectedRollout], *, failure_reward: float | None = None
 ) -> dict[tuple[str, str], ForkReturns]:
-    """Return the returns of forks, by the ids of the rollout and the attempt that they fork. Other
-    rollouts are left out.
+    """Return the returns of forks, by the ids of the rollout and the attempt that they fork. Other rollouts are left
+    out.
 
-    failure_reward: the return of a fork that has no reward. None leaves such forks out, which
-        overestimates the value of states after which the agent fails.
+    failure_reward: the return of a fork that has no reward. None leaves such forks out, which overestimates the value
+        of states after which the agent fails.
     """
     found: dict[tuple[str, str], ForkReturns] = {}
     for result in results:
@@ -110,8 +107,8 @@ def fork_returns(
 
 
 def _unrepeated(result: CollectedRollout, n_calls: int) -> str | None:
-    """Return one line about the recorded calls that a fork did not repeat before it ended, or None
-    if it repeated all of them.
+    """Return one line about the recorded calls that a fork did not repeat before it ended, or None if it repeated all
+    of them.
     """
     calls = replayed_calls(result.spans)
     repeated = [call.call_index for call in calls if call.state == "replayed"]
@@ -145,19 +142,16 @@ def call_advantages(
         A(k) = mean(returns of forks that repeat k + 1 calls)
              - mean(returns of forks that repeat k calls)
 
-    Calls without forks of both kinds are left out. Earlier rewards are part of the return, and
-    nothing is discounted.
+    Calls without forks of both kinds are left out. Earlier rewards are part of the return, and nothing is discounted.
 
-    returns: for each k, the returns of the forks that repeat the first k calls
-        (`ForkReturns.by_call`).
+    returns: for each k, the returns of the forks that repeat the first k calls (`ForkReturns.by_call`).
     n_calls: the number of calls of the original rollout, if `own_return` is given.
     own_return: the original's return, which is exact for the state after its last call.
 
-    If all returns are 0 or 1, the interval is Newcombe's of a difference of proportions (Statistics
-    in Medicine 17, 1998, method 10), which also holds for small groups. Otherwise it is Welch's,
-    which needs three returns on each side. Welch's interval has the width 0 if the returns of each
-    side are all equal; then more forks are needed.
-    Raise ConfigError for `n_calls` without `own_return`, or the other way round.
+    If all returns are 0 or 1, the interval is Newcombe's of a difference of proportions (Statistics in Medicine 17,
+    1998, method 10), which also holds for small groups. Otherwise it is Welch's, which needs three returns on each
+    side. Welch's interval has the width 0 if the returns of each side are all equal; then more forks are needed. Raise
+    ConfigError for `n_calls` without `own_return`, or the other way round.
     """
     if (n_calls is None) != (own_return is None):
         raise ConfigError(f"give n_calls and own_return together, got n_calls={n_calls} and own_return={own_return}")
@@ -177,7 +171,6 @@ class _Side:
 
     @property
     def mean(self) -> float:
-        """The mean return, the estimated value of the state."""
         return mean_of(self.returns_N)
 
     @property
@@ -191,8 +184,8 @@ class _Side:
 
 
 def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
-    """Estimate one call's advantage with its interval: Newcombe's for returns of 0 and 1, else
-    Welch's, which needs three returns on each side.
+    """Estimate one call's advantage with its interval: Newcombe's for returns of 0 and 1, else Welch's, which needs
+    three returns on each side.
 
     before, after: the returns from the states before and after the call.
     """
@@ -209,8 +202,8 @@ def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
 
 
 def _welch_half_width(before: _Side, after: _Side) -> float:
-    """Return half the width of Welch's 95 % interval of the difference of two means (Welch 1947).
-    The degrees of freedom are Satterthwaite's; a side whose mean is exact adds no variance.
+    """Return half the width of Welch's 95 % interval of the difference of two means (Welch 1947). The degrees of
+    freedom are Satterthwaite's; a side whose mean is exact adds no variance.
     """
     variance = before.squared_error + after.squared_error
     if variance == 0.0:

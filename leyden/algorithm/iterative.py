@@ -26,24 +26,24 @@ _LARGE_EVERY_SECONDS: Final = 600.0
 
 
 class IterativeAlgorithm(Algorithm):
-    """Base class of algorithms in steps. Override `step`, and those of `setup`, `validate`, `save`,
-    `load`, `finish` and `teardown` that have something to do.
+    """Base class of algorithms in steps. Override `step`, and those of `setup`, `validate`, `save`, `load`, `finish`
+    and `teardown` that have something to do.
 
-    Collect a step's rollouts with `self.collector.collect(requests, keep_until=iteration + 1)`:
-    they stay, whatever retention says, until the step is in a checkpoint.
+    Collect a step's rollouts with `self.collector.collect(requests, keep_until=iteration + 1)`: they stay, whatever
+    retention says, until the step is in a checkpoint.
 
     max_iters: steps in all, those before a resume included.
-    val_every_n_iters: validate each time this many steps are done. None, or more than `max_iters`:
-        once, after the last step, if there is a validation set and the algorithm has a `validate`.
+    val_every_n_iters: validate each time this many steps are done. None, or more than `max_iters`: once, after the last
+        step, if there is a validation set and the algorithm has a `validate`.
     validate_first: validate before the first step too.
-    checkpoint_every: save each time this many steps are done, in `checkpoints/` of the run's
-        directory. A run without a directory saves nothing.
-    checkpoint_seconds: save after the first step that ends this many seconds after the last save.
-        If neither interval is given, a checkpoint of at most 256 MiB is saved after every step, and
-        a larger one every ten minutes. The last step is always saved.
+    checkpoint_every: save each time this many steps are done, in `checkpoints/` of the run's directory. A run without a
+        directory saves nothing.
+    checkpoint_seconds: save after the first step that ends this many seconds after the last save. If neither interval
+        is given, a checkpoint of at most 256 MiB is saved after every step, and a larger one every ten minutes. The
+        last step is always saved.
     keep_last: how many checkpoints to keep, the newest; None: all.
-    keep_best: the name of a metric, such as "val/reward". The checkpoint with its best value is
-        kept as well. None: no such checkpoint.
+    keep_best: the name of a metric, such as "val/reward". The checkpoint with its best value is kept as well. None: no
+        such checkpoint.
     best_mode: whether the "max" or the "min" of that metric is the best.
     callbacks, writers: added to the callbacks and loggers of the Trainer.
     """
@@ -51,9 +51,9 @@ class IterativeAlgorithm(Algorithm):
     holds_runners = True
     resumable = True
     holds_runners_until_request: bool = False
-    """Whether runners begin only when `collector` has requested a rollout that is not finished, and
-    not when the loop starts. Set it if results depend on the step in which a rollout runs: the
-    queue of a resumed run may hold rollouts of a step after the one that is repeated first."""
+    """Whether runners begin only when `collector` has requested a rollout that is not finished, and not when the loop
+    starts. Set it if results depend on the step in which a rollout runs: the queue of a resumed run may hold rollouts
+    of a step after the one that is repeated first."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class IterativeAlgorithm(Algorithm):
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
         """Write everything that the next step depends on into the directory `path`.
 
-        An algorithm that writes in the background may return a function that waits until the files
-        are written. The next step begins meanwhile, so the state must have been copied.
+        An algorithm that writes in the background may return a function that waits until the files are written. The
+        next step begins meanwhile, so the state must have been copied.
         """
 
     async def load(self, path: Path) -> None:
@@ -110,8 +110,8 @@ class IterativeAlgorithm(Algorithm):
         """Release what `setup` acquired. Called at the end in any case, also after an error."""
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
-        """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are
-        left, for which a resumed run reads them.
+        """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are left, for which a
+        resumed run reads them.
 
         error: what `run` raised; None if it returned.
         """
@@ -126,8 +126,7 @@ class IterativeAlgorithm(Algorithm):
         self._loop.progress(done, total, **counts)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Set up, load the newest checkpoint if the run is resumed, do all steps, and tear down in
-        any case.
+        """Set up, load the newest checkpoint if the run is resumed, do all steps, and tear down in any case.
 
         Return None; a subclass may return a result.
         """
@@ -160,8 +159,8 @@ class IterativeAlgorithm(Algorithm):
             await self.teardown()
 
     def _new_checkpoint(self, folder: Path) -> Checkpoint:
-        """Return the callback that writes checkpoints. If the user chose no interval, small ones
-        are written after every step, and large ones every `_LARGE_EVERY_SECONDS`.
+        """Return the callback that writes checkpoints. If the user chose no interval, small ones are written after
+        every step, and large ones every `_LARGE_EVERY_SECONDS`.
         """
         by_size = self.checkpoint_every is None and self.checkpoint_seconds is None
         return Checkpoint(
@@ -177,7 +176,9 @@ class IterativeAlgorithm(Algorithm):
     def _new_loop(
         self, last: Sequence[Callback], *, callbacks: Sequence[Callback] = (), writers: Sequence[LogWriter] = ()
     ) -> TrainLoop:
-        """Return the loop of this run. last: callbacks that are called after all others.
+        """Return the loop of this run.
+
+        last: callbacks that are called after all others.
 
         Raise ConfigError for wrong options.
         """
@@ -191,8 +192,8 @@ class IterativeAlgorithm(Algorithm):
 
 
 class _Rollouts(Callback):
-    """Lets runners begin when the loop starts, after `setup` and `load`. Unpins the rollouts of
-    steps that are in a checkpoint, because no resumed run repeats them.
+    """Lets runners begin when the loop starts, after `setup` and `load`. Unpins the rollouts of steps that are in a
+    checkpoint, because no resumed run repeats them.
 
     Without checkpoints, it unpins the rollouts of each step when the step has ended.
     """
@@ -204,22 +205,19 @@ class _Rollouts(Callback):
         self._released = 0
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Begin at the iteration that the run was resumed from. Let the runners claim rollouts,
-        unless they have to wait for the first request.
+        """Begin at the iteration that the run was resumed from. Let the runners claim rollouts, unless they have to
+        wait for the first request.
         """
         self._released = loop.current_iter
         if not self._algorithm.holds_runners_until_request:
             self._algorithm.announce_ready()
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Release the rollouts of steps up to the newest checkpoint, which was written before."""
         return None if self._saved(loop) <= self._released else self.on_fit_end(loop, vessel)
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Release the rollouts of steps up to the newest checkpoint."""
         self._released = self._saved(loop)
         return self._algorithm.collector.release(self._released)
 
     def _saved(self, loop: TrainLoop) -> int:
-        """Return the number of steps that no resumed run repeats."""
         return loop.current_iter if self._checkpoint is None else self._checkpoint.last_saved

@@ -1,7 +1,7 @@
 """Numbers of an agent's own as metrics: further dimensions of its reward, and its annotations.
 
-The module knows spans and no algorithm. An algorithm that reports the rewards of a stage's rollouts
-reports these numbers with them.
+The module knows spans and no algorithm. An algorithm that reports the rewards of a stage's rollouts reports these
+numbers with them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ _RESERVED = ("agentlightning.", "leyden.")
 
 
 def own_metrics(spans: Sequence[Span]) -> dict[str, float]:
-    """Return the numbers of an attempt: `reward/NAME` for each dimension of its rewards except the
-    primary one, and `annotation/NAME` for each number of an annotation. Of several values of one
-    name, the last counts.
+    """Return the numbers of an attempt: `reward/NAME` for each dimension of its rewards except the primary one, and
+    `annotation/NAME` for each number of an annotation. Of several values of one name, the last counts.
     """
     found: dict[str, float] = {}
     primary = semconv.PRIMARY_REWARD

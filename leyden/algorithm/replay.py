@@ -1,7 +1,7 @@
 """`Replay`: run a recorded rollout again, with its first model calls answered from the record.
 
-`leyden replay` is its command. It copies the record into the run's own store, because the gateway
-reads it there, and enqueues one fork. `leyden.algorithm.forks` makes many forks while training.
+`leyden replay` is its command. It copies the record into the run's own store, because the gateway reads it there, and
+enqueues one fork. `leyden.algorithm.forks` makes many forks while training.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ReplayResult:
 
 
 def count_recorded_calls(spans: Sequence[Span]) -> int:
-    """Return how many model calls of an attempt a replay can answer at most: those up to the last
-    call that was answered.
+    """Return how many model calls of an attempt a replay can answer at most: those up to the last call that was
+    answered.
     """
     answered = [call.call_index for call in replayed_calls(spans) if call.state != "failed"]
     return max(answered, default=-1) + 1
@@ -45,12 +45,11 @@ class Replay(Algorithm):
 
     rollout: the recorded rollout, with the attempt to repeat.
     spans: the spans of the attempt.
-    resources: the resources that the agent was given. Models are replaced by the gateway, under
-        their names.
+    resources: the resources that the agent was given. Models are replaced by the gateway, under their names.
     n_calls: how many calls are answered from the record; None: all recorded ones.
     backend: a model that is loaded here and answers later calls.
-    models: models of other servers, which answer later calls. A later call to another model, or
-        without a backend and models, is refused.
+    models: models of other servers, which answer later calls. A later call to another model, or without a backend and
+        models, is refused.
     Raise ConfigError for a rollout without a recorded model call, and for more calls than it has.
     """
 
@@ -125,9 +124,7 @@ class Replay(Algorithm):
         return found
 
     async def _publish(self, proxy: LLMProxy) -> str:
-        """Write the agent's resources to the store, with the gateway in place of each model. Return
-        their id.
-        """
+        """Write the agent's resources to the store, with the gateway in place of each model. Return their id."""
         resources: NamedResources = {}
         for name, resource in self._resources.items():
             if isinstance(resource, LLM):

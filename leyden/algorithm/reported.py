@@ -1,7 +1,6 @@
 """Read from the heartbeats of a store's workers which version of the agent they run.
 
-An algorithm needs this if its agent runs in other programs. The module knows workers, and no scores
-or resources.
+An algorithm needs this if its agent runs in other programs. The module knows workers, and no scores or resources.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class ReportedVersion:
         self._has_waited = False
 
     async def read(self, *, seconds: float | None = None) -> str | None:
-        """Return the version of the agent that every healthy worker reports. None if a worker
-        reports none, or if the workers run different versions, of which a warning is logged once.
+        """Return the version of the agent that every healthy worker reports. None if a worker reports none, or if the
+        workers run different versions, of which a warning is logged once.
 
-        Without a healthy worker, return the last version that was read. If there is none, wait for
-        the first worker, in the first call only.
+        Without a healthy worker, return the last version that was read. If there is none, wait for the first worker, in
+        the first call only.
         seconds: the longest wait; None: 5 seconds, which no other value exceeds.
         """
         until = time.monotonic() + min(_WAIT_SECONDS, _WAIT_SECONDS if seconds is None else seconds)

@@ -1,7 +1,6 @@
 """`ServedTasks`: an algorithm that works on the tasks of a server of Agent Lightning 0.1.
 
-It fetches tasks with a client, enqueues them for the runners of any strategy, and reports the
-results to the server.
+It fetches tasks with a client, enqueues them for the runners of any strategy, and reports the results to the server.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from leyden.types import EnqueueRolloutRequest, ResourcesUpdate
 
 
 class ServedTasks(FastAlgorithm):
-    """Enqueues the tasks that a client of Agent Lightning 0.1 fetches, and reports their
-    results.
-    """
+    """Enqueues the tasks that a client of Agent Lightning 0.1 fetches, and reports their results."""
 
     def __init__(
         self, client: AgentLightningClient, adapter: TraceAdapter[Any], *, in_flight: int, max_tasks: int | None
@@ -34,9 +31,7 @@ class ServedTasks(FastAlgorithm):
         self._in_flight, self._max_tasks = in_flight, max_tasks
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> int:
-        """Run `max_tasks` tasks of the server, and return their number. Without this limit, run
-        until cancelled.
-        """
+        """Run `max_tasks` tasks of the server, and return their number. Without this limit, run until cancelled."""
         slots, numbers = asyncio.Semaphore(self._in_flight), dict[str, int]()
         done = 0
         async with asyncio.TaskGroup() as group:
@@ -57,9 +52,7 @@ class ServedTasks(FastAlgorithm):
         return done
 
     async def _run_one(self, task: Task, rollout_id: str, update: ResourcesUpdate) -> None:
-        """Run a task as a rollout with the server's resources, and post the result to the
-        server.
-        """
+        """Run a task as a rollout with the server's resources, and post the result to the server."""
         await self.get_store().add_resources(update.resources, resources_id=update.resources_id)
         request = EnqueueRolloutRequest(
             rollout_id=rollout_id,

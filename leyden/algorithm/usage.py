@@ -1,8 +1,7 @@
-"""Find out whether an agent uses the prompts that it is given, by looking for their text in its
-model calls.
+"""Find out whether an agent uses the prompts that it is given, by looking for their text in its model calls.
 
-`PromptUsage` counts over the rollouts of a run, and returns a warning for a prompt that the agent
-ignores. The module knows prompts and recorded calls, no rewards and no optimiser.
+`PromptUsage` counts over the rollouts of a run, and returns a warning for a prompt that the agent ignores. The module
+knows prompts and recorded calls, no rewards and no optimiser.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _LEAST_ROLLOUTS = 8
 _MOST_ROLLOUTS = 32
 """How many rollouts are read for each text of a prompt."""
 _LEAST_ROLLOUTS_OF_NEW_TEXT = 4
-"""If so many rollouts do not contain a new text of a prompt, and most rollouts with another text
-contain that one, the agent ignores the prompt."""
+"""If so many rollouts do not contain a new text of a prompt, and most rollouts with another text contain that one, the
+agent ignores the prompt."""
 
 
 def fixed_pieces(prompt: PromptTemplate) -> list[str]:
-    """Return the pieces of text between the placeholders of a template, with single spaces. Pieces
-    that are too short to be recognised are left out.
+    """Return the pieces of text between the placeholders of a template, with single spaces. Pieces that are too short
+    to be recognised are left out.
     """
     pieces = [""]
     if prompt.engine == "f-string":
@@ -84,11 +83,10 @@ class PromptUsage:
     def observe(
         self, resources: NamedResources, spans: Sequence[Span], names: Collection[str] | None = None
     ) -> list[str]:
-        """Count one rollout. Return a warning for each prompt that the agent is now known to
-        ignore; each prompt has one warning at most.
+        """Count one rollout. Return a warning for each prompt that the agent is now known to ignore; each prompt has
+        one warning at most.
 
-        A rollout without recorded model calls does not count, and neither does a prompt of a few
-        letters.
+        A rollout without recorded model calls does not count, and neither does a prompt of a few letters.
         resources: the resources that the agent was given.
         names: the names of the watched prompts; None: all.
         """
@@ -128,13 +126,12 @@ class PromptUsage:
 
 
 def _rollouts_that_ignore(counts: Mapping[str, _Count]) -> int:
-    """Return how many rollouts did not contain the prompt that they were given. Return 0 unless the
-    agent is known to ignore the prompt.
+    """Return how many rollouts did not contain the prompt that they were given. Return 0 unless the agent is known to
+    ignore the prompt.
 
-    It ignores the prompt if no rollout contains any text of it. It also does if most rollouts with
-    one text contain that text, and none with another text contains the other: then the agent has
-    the first text in its code. A prompt that only some tasks need is in few rollouts, and does not
-    count as ignored.
+    It ignores the prompt if no rollout contains any text of it. It also does if most rollouts with one text contain
+    that text, and none with another text contains the other: then the agent has the first text in its code. A prompt
+    that only some tasks need is in few rollouts, and does not count as ignored.
     counts: by the prompt's text.
     """
     total, used = sum(count.rollouts for count in counts.values()), sum(count.used for count in counts.values())

@@ -1,7 +1,7 @@
 """The commands by name, and everything that all of them share: help, errors, exit codes, logging.
 
-A command's module is imported when `leyden` starts, so that every `--help` has its options. Modules
-of commands therefore import nothing heavy (pydantic, rich, aiohttp) outside their functions.
+A command's module is imported when `leyden` starts, so that every `--help` has its options. Modules of commands
+therefore import nothing heavy (pydantic, rich, aiohttp) outside their functions.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def common(
 def main() -> None:
     """Run the command line.
 
-    Exit code 2: the arguments are wrong. 1: a `LeydenError`, shown without a traceback, output that
-    could not be written, or a command that found a failure. 130: Ctrl-C. 141: the reader of the
-    output has ended. Other errors are raised with their traceback.
+    Exit code 2: the arguments are wrong. 1: a `LeydenError`, shown without a traceback, output that could not be
+    written, or a command that found a failure. 130: Ctrl-C. 141: the reader of the output has ended. Other errors are
+    raised with their traceback.
     """
     if (trouble := open_standard_streams()) is not None:
         _show_error(trouble)
@@ -160,9 +160,7 @@ def _show_error(message: str) -> None:
 
 
 def _show_usage_error(error: Any) -> None:
-    """Print a usage error and how the command is used; for a command without
-    arguments, its help.
-    """
+    """Print a usage error and how the command is used; for a command without arguments, its help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         echo_text(error.format_message(), err=True)
         return

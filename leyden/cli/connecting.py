@@ -1,7 +1,7 @@
 """Wait for the servers that a command needs, and report which of them do not answer.
 
-A check opens a TCP or Unix connection and sends nothing. The first report comes within 2 seconds,
-because a single try takes `_TRY_SECONDS` at most.
+A check opens a TCP or Unix connection and sends nothing. The first report comes within 2 seconds, because a single try
+takes `_TRY_SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
     """Wait until the server at `url` accepts connections, and report on standard error.
 
     what: the server in words, such as "the store at http://127.0.0.1:4747".
-    wait_seconds: raise StoreError if the server does not answer for this many seconds; None waits
-        for ever, and reports the connection in any case.
+    wait_seconds: raise StoreError if the server does not answer for this many seconds; None waits for ever, and reports
+        the connection in any case.
     meanwhile: what happens until the server answers, for the report.
     """
     started, pause, reported = time.monotonic(), _FIRST_PAUSE_SECONDS, ""
@@ -69,7 +69,8 @@ async def answer_of(what: str, question: Awaitable[T]) -> T:
 async def store_to_read(url: str, token: str | None, wait_seconds: float) -> AsyncGenerator[LightningStore]:
     """Open a store that is only read, a server's after it has accepted a connection.
 
-    token: what the server asks for. wait_seconds: how long to wait for a server.
+    token: what the server asks for.
+    wait_seconds: how long to wait for a server.
     """
     from leyden.store import LightningStoreClient, open_store
 

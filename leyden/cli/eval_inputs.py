@@ -32,8 +32,8 @@ _TEMPERATURE = 1.0
 def load_agent(spec: str) -> LitAgent[Any]:
     """Return the agent at `module:name` or `file.py:name`.
 
-    Modules are also looked for in the current folder. Raise ConfigError if the module or the name
-    is missing, or if the object is no agent. An error inside the module is raised as it is.
+    Modules are also looked for in the current folder. Raise ConfigError if the module or the name is missing, or if the
+    object is no agent. An error inside the module is raised as it is.
     """
     place, colon, name = spec.rpartition(":")
     if not (place and colon and name):
@@ -100,8 +100,8 @@ def _agents_in(module: Any) -> str:
 
 
 def load_tasks(path: Path) -> list[Any]:
-    """Return the tasks of a file: the lines of `.jsonl`, the items of the list in `.json`, or the
-    rows of `.csv` as dicts.
+    """Return the tasks of a file: the lines of `.jsonl`, the items of the list in `.json`, or the rows of `.csv` as
+    dicts.
 
     Raise ConfigError, with the file and the line, for a file that cannot be read.
     """
@@ -120,9 +120,7 @@ def load_tasks(path: Path) -> list[Any]:
 
 
 def _read_jsonl(path: Path) -> list[Any]:
-    """Return the JSON value of each line; empty lines are skipped. Raise ConfigError for a wrong
-    one.
-    """
+    """Return the JSON value of each line; empty lines are skipped. Raise ConfigError for a wrong one."""
     tasks: list[Any] = []
     # Not splitlines(), which also breaks at characters that a JSON string may hold, such as U+2028.
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
@@ -205,9 +203,10 @@ _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "d
 async def read_given(models: Sequence[str], source: str | None) -> Given:
     """Return the models and resources that `--model` and `--resources` name.
 
-    models: the texts of `--model`. source: the text of `--resources`, a run or a `.json` file.
-    Raise ConfigError for a model or a source that cannot be used, and for a model that the run's
-    agents call and `--model` does not name.
+    models: the texts of `--model`.
+    source: the text of `--resources`, a run or a `.json` file.
+    Raise ConfigError for a model or a source that cannot be used, and for a model that the run's agents call and
+    `--model` does not name.
     """
     given = Given()
     if source is not None and source.endswith(".json"):
@@ -231,8 +230,7 @@ async def read_given(models: Sequence[str], source: str | None) -> Given:
 def _add_model(given: Given, text: str) -> None:
     """Add the model of one `--model NAME=URL` or `NAME=FOLDER`.
 
-    Raise ConfigError for another form, a name that is given twice, a missing folder and a second
-    folder.
+    Raise ConfigError for another form, a name that is given twice, a missing folder and a second folder.
     """
     model = ModelOption.of(text)
     name = model.name
@@ -280,8 +278,8 @@ def _resources_of_file(path: Path) -> NamedResources:
 def _chosen(source: str, *, has_models: bool) -> RecordedRun:
     """Return the run that `--resources` names.
 
-    "latest" is the newest run that has trained a model; with `--model`, the newest run that is
-    neither an evaluation nor a replay.
+    "latest" is the newest run that has trained a model; with `--model`, the newest run that is neither an evaluation
+    nor a replay.
     """
     if source == "latest":
         for run in list_runs():

@@ -68,12 +68,11 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, for programs.")] = False,
 ) -> None:
-    """Measure an agent on tasks: its mean reward with a 95 % interval, its failures, tokens and
-    cost.
+    """Measure an agent on tasks: its mean reward with a 95 % interval, its failures, tokens and cost.
 
     Measure once before training, and once after it with --resources RUN. The interval is over the
-    tasks: Wilson's for rewards of 0 and 1 with one rollout each, else a bootstrap. The rollouts are
-    kept as a run: leyden show latest --worst.
+    tasks: Wilson's for rewards of 0 and 1 with one rollout each, else a bootstrap. The rollouts are kept as a run:
+    leyden show latest --worst.
 
     \b
     Examples:

@@ -73,11 +73,10 @@ def gateway(
 ) -> None:
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
-    Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's
-    key. A model that is named several times has several servers. A folder is loaded here, by
-    Leyden's own engine, such as the model/ that a training run leaves in its folder. Runners end
-    their attempts here if they have the same LEYDEN_STORE_TOKEN; without one, the gateway's token
-    serves.
+    Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's key. A model that
+    is named several times has several servers. A folder is loaded here, by Leyden's own engine, such as the model/ that
+    a training run leaves in its folder. Runners end their attempts here if they have the same LEYDEN_STORE_TOKEN;
+    without one, the gateway's token serves.
 
     \b
     Examples:
@@ -110,8 +109,8 @@ def gateway(
 async def _serve(
     store: str, port: int, num_workers: int, options: dict[str, Any], folders: Sequence[ModelOption]
 ) -> None:
-    """Run the gateway until SIGINT or SIGTERM, and before it an engine for each folder. Print its
-    address and whether the models' servers answer.
+    """Run the gateway until SIGINT or SIGTERM, and before it an engine for each folder. Print its address and whether
+    the models' servers answer.
     """
     from leyden.gateway.upstream import upstream_models
 
@@ -124,7 +123,6 @@ async def _serve(
 
 @asynccontextmanager
 async def _loaded(model: ModelOption) -> AsyncGenerator[dict[str, Any]]:
-    """Run an engine with the model of a folder. Yield the gateway's entry for it."""
     from leyden.engine import EmbeddedBackend
 
     async with EmbeddedBackend(model.place, model_name=model.name, api_key=secrets.token_urlsafe()) as engine:
@@ -135,8 +133,9 @@ async def _loaded(model: ModelOption) -> AsyncGenerator[dict[str, Any]]:
 async def _serve_models(
     store: str, port: int, num_workers: int, options: dict[str, Any], *, servers: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Run the gateway until SIGINT or SIGTERM. servers: the models whose servers other programs
-    run.
+    """Run the gateway until SIGINT or SIGTERM.
+
+    servers: the models whose servers other programs run.
     """
     import asyncio
 
@@ -193,7 +192,6 @@ async def _in_this_process(store_url: str, port: int, options: dict[str, Any]) -
 async def _in_worker_processes(
     store_url: str, port: int, num_workers: int, options: dict[str, Any]
 ) -> AsyncGenerator[tuple[str, str]]:
-    """Run the gateway in several processes. Yield its address and the URL of its store."""
     from leyden.gateway.gateway_workers import GatewayWorkers
 
     secret = os.environ.get("LEYDEN_STORE_TOKEN")

@@ -1,9 +1,9 @@
 """Print: the one way from every command to the terminal, to a pipe or to a file.
 
-Texts of models, agents, tasks and stores may hold characters that a terminal obeys, and any of
-them may be in any line. So everything that is printed goes through here: a terminal gets it without
-such characters, and a pipe or a file gets it as it is. A character that the stream's encoding lacks
-is printed as `?`. Output that cannot be written ends the command (`OutputLost`).
+Texts of models, agents, tasks and stores may hold characters that a terminal obeys, and any of them may be in any line.
+So everything that is printed goes through here: a terminal gets it without such characters, and a pipe or a file gets
+it as it is. A character that the stream's encoding lacks is printed as `?`. Output that cannot be written ends the
+command (`OutputLost`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Coloured(NamedTuple):
 
 
 def echo(*pieces: object, err: bool = False) -> None:
-    """Print a line of pieces, without space between them. A line break in a piece becomes a space,
-    so that a name or a reason that others wrote makes no line of its own.
+    """Print a line of pieces, without space between them. A line break in a piece becomes a space, so that a name or a
+    reason that others wrote makes no line of its own.
 
     err: print to standard error. An error of that stream is ignored, as no one could read it.
     """
@@ -62,7 +62,10 @@ def echo(*pieces: object, err: bool = False) -> None:
 
 
 def echo_text(text: str | Coloured, *, err: bool = False) -> None:
-    """Print a text of one or several lines. err: as in `echo`."""
+    """Print a text of one or several lines.
+
+    err: as in `echo`.
+    """
     _write([text], lambda _, each: each, err=err)
 
 
@@ -90,8 +93,8 @@ def _write(pieces: Iterable[object], shape: Callable[[str, str], str], *, err: b
 
 
 def echo_json(data: Any, *, indent: int | None = 2) -> None:
-    """Print data as JSON. Characters that a terminal obeys, or that the stream's encoding lacks,
-    are escaped, so that a program reads exactly the data.
+    """Print data as JSON. Characters that a terminal obeys, or that the stream's encoding lacks, are escaped, so that a
+    program reads exactly the data.
     """
     text = json.dumps(data, indent=indent, default=str, ensure_ascii=False)
     if printable_on(sys.stdout, text) != text:
@@ -127,8 +130,8 @@ def _console_class() -> type[Console]:
 
 
 def write_output(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file that the user asked for, and make its folder if it is missing. Raise ConfigError
-    if it cannot be written.
+    """Write a file that the user asked for, and make its folder if it is missing. Raise ConfigError if it cannot be
+    written.
 
     private: only this user can read the file, because it holds what agents did.
     """
@@ -149,8 +152,8 @@ def write_output(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def open_standard_streams() -> str | None:
-    """Put the null device in the place of a standard input or error that is closed, so that no file
-    takes its number. Return why the command cannot run: its output is closed.
+    """Put the null device in the place of a standard input or error that is closed, so that no file takes its number.
+    Return why the command cannot run: its output is closed.
     """
     for descriptor in range(3):
         try:
@@ -163,8 +166,8 @@ def open_standard_streams() -> str | None:
 
 
 def lost_output(error: OutputLost | OSError) -> int | None:
-    """Report that standard output was lost, and return the exit status of the command; None for an
-    error of something else. Nothing is reported if the reader of a pipe has ended.
+    """Report that standard output was lost, and return the exit status of the command; None for an error of something
+    else. Nothing is reported if the reader of a pipe has ended.
     """
     if not isinstance(error, OutputLost):
         if error.errno not in _OUTPUT_ERRORS or error.filename is not None:

@@ -1,6 +1,4 @@
-"""`leyden prompts`: show, compare and export the prompts that a run has tried, or extract an
-agent's own.
-"""
+"""`leyden prompts`: show, compare and export the prompts that a run has tried, or extract an agent's own."""
 
 from __future__ import annotations
 
@@ -68,12 +66,10 @@ def history(
     run_id: _RunId = None,
     as_json: _Json = False,
 ) -> None:
-    """List the prompts that a run has measured: in which round, with which reward, and why they
-    were written.
+    """List the prompts that a run has measured: in which round, with which reward, and why they were written.
 
-    `best`: the prompt became the best one. `kept`: it was in the beam after its last measurement.
-    APO's reward is the expected one after all its measurements, GEPA's the mean over the validation
-    tasks.
+    `best`: the prompt became the best one. `kept`: it was in the beam after its last measurement. APO's reward is the
+    expected one after all its measurements, GEPA's the mean over the validation tasks.
 
     \b
     Examples:
@@ -171,9 +167,9 @@ def apply_(
 ) -> None:
     """Put the best prompts of a run into a file, in place of the prompts with which the run began.
 
-    The file is Python source or JSON that holds the first text of each changed prompt exactly once,
-    as one string, or a text file that is the prompt. Any other file stays as it is, and the string
-    to paste is printed. The changes are printed line by line.
+    The file is Python source or JSON that holds the first text of each changed prompt exactly once, as one string, or a
+    text file that is the prompt. Any other file stays as it is, and the string to paste is printed. The changes are
+    printed line by line.
 
     \b
     Examples:
@@ -217,8 +213,8 @@ def extract(
 ) -> None:
     """Find the prompts that an agent has hard-coded, in the model calls of its rollouts.
 
-    Text that the calls share becomes a template, text that differs becomes a placeholder, and the
-    inputs of the rollouts become tasks. `leyden eval` records an agent as it is. Nothing is
+    Text that the calls share becomes a template, text that differs becomes a placeholder, and the inputs of the
+    rollouts become tasks. `leyden eval` records an agent as it is. Nothing is
     changed: read the prompts, and write them to files with --out.
 
     \b

@@ -79,7 +79,6 @@ def with_prompts(content: bytes, suffix: str, prompts: Mapping[str, tuple[str, s
 
 
 def _split(text: str, places: Iterable[_Place]) -> tuple[list[str], list[str]]:
-    """Return the text outside of some places, and the prompts in them."""
     borders = [_Place(0, 0, ""), *places, _Place(len(text), len(text), "")]
     return [text[one.end : other.start] for one, other in pairwise(borders)], [each.prompt for each in borders[1:-1]]
 
@@ -129,7 +128,6 @@ def _in_python(text: str, wanted: Collection[str]) -> Iterator[_Place]:
 
 
 def _python_literal(text: str) -> str:
-    """Return a text as a Python string. Characters that an editor does not show are escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     escaped = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in escaped)
     return f'"""{escaped}"""' if "\n" in text else f'"{escaped}"'

@@ -48,7 +48,10 @@ class Recorded:
             yield folder / name
 
     def shown(self, folder: Path | None) -> Iterator[str]:
-        """Yield the lines of the result for a person. folder: where the files were written; None if they were not."""
+        """Yield the lines of the result for a person.
+
+        folder: where the files were written; None if they were not.
+        """
         for prompt in self.prompts:
             count = f"{len(prompt.rollouts):,} of {self.n_rollouts:,} rollouts"
             yield f"--- {prompt.name}: {prompt.role} message from call {prompt.call + 1} on, in {count}"

@@ -57,10 +57,10 @@ def replay(
 ) -> None:
     """Run a recorded rollout again. The record answers its model calls, and your code runs anew.
 
-    Debug a failed rollout without a model, or change the agent and see at which call it leaves the
-    record. With --from K the model answers the calls from K on. A request that differs from the
-    recorded one ends the replay: the model answers that call and all later ones. The replay is kept
-    as a run of its own, with a copy of the record; the recorded run is only read.
+    Debug a failed rollout without a model, or change the agent and see at which call it leaves the record. With --from
+    K the model answers the calls from K on. A request that differs from the recorded one ends the replay: the model
+    answers that call and all later ones. The replay is kept as a run of its own, with a copy of the record; the
+    recorded run is only read.
 
     \b
     Examples:

@@ -123,8 +123,7 @@ def add(
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
 ) -> None:
-    """Write the next version of resources, or the first one of a new id. Requests get it once it is
-    promoted.
+    """Write the next version of resources, or the first one of a new id. Requests get it once it is promoted.
 
     \b
     Examples:
@@ -200,8 +199,8 @@ def promote(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
-        """Move `label` to the version, and `previous` to the one that had `label`, unless another
-        process moves one of them first.
+        """Move `label` to the version, and `previous` to the one that had `label`, unless another process moves one of
+        them first.
         """
         labels = await _labels(opened)
         now = labels.get(label)
@@ -237,9 +236,7 @@ def rollback(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
-        """Move `label` to the version that `previous` is on, unless another process moves one
-        first.
-        """
+        """Move `label` to the version that `previous` is on, unless another process moves one first."""
         labels = await _labels(opened)
         now, before = labels.get(label), labels.get(previous)
         if now is None or before is None:
@@ -290,7 +287,6 @@ def freeze(
 
 
 async def _moved(moving: Awaitable[None]) -> None:
-    """Await a move of labels. If another process was faster, say how to see what it moved."""
     try:
         await moving
     except LabelMoved as error:

@@ -1,6 +1,4 @@
-"""Helpers of the commands that show recorded runs: opening them, and formatting them as JSON or
-text.
-"""
+"""Helpers of the commands that show recorded runs: opening them, and formatting them as JSON or text."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
 
 
 def await_server(source: str) -> None:
-    """Wait until the store server at `source` accepts connections. Return at once for any other
-    source.
+    """Wait until the store server at `source` accepts connections. Return at once for any other source.
 
     The wait is reported on standard error. Raise StoreError after ten seconds.
     """
@@ -100,9 +97,7 @@ def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
 
 
 def newest_metrics(run: RecordedRun) -> dict[str, dict[str, MetricValue]]:
-    """Return the metrics of the last row of each stage, by the stage; none for a stage without
-    rows.
-    """
+    """Return the metrics of the last row of each stage, by the stage; none for a stage without rows."""
     return {row.stage: row.metrics for row in run.metrics()}
 
 

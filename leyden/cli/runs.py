@@ -27,8 +27,8 @@ def runs(
 ) -> None:
     """List runs with their algorithm, state and reward.
 
-    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its
-    process is gone). The time that it took does not include pauses before a resume.
+    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone). The
+    time that it took does not include pauses before a resume.
 
     \b
     Examples:

@@ -34,11 +34,10 @@ def samples(
     wait: ServerWait = WAIT_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the samples as a JSON array, for programs.")] = False,
 ) -> None:
-    """Draw the recent history of a store's metrics, such as CPU, memory and disk: a line for each,
-    from its lowest value to its highest.
+    """Draw the recent history of a store's metrics, such as CPU, memory and disk: a line for each, from its lowest
+    value to its highest.
 
-    A monitor writes them (`leyden store --monitor`, `Trainer(monitor=True)`), and a gateway
-    its own.
+    A monitor writes them (`leyden store --monitor`, `Trainer(monitor=True)`), and a gateway its own.
 
     \b
     Examples:
@@ -65,8 +64,9 @@ def samples(
 async def _read(
     url: str, token: str | None, wait_seconds: float, names: Sequence[str] | None, worker_id: str | None, since: float
 ) -> list[Sample]:
-    """Return the samples of these metrics and of this worker, or of all, by time. since: Unix
-    seconds.
+    """Return the samples of these metrics and of this worker, or of all, by time.
+
+    since: Unix seconds.
     """
     from leyden.cli.connecting import answer_of, store_in_words, store_to_read
 
@@ -81,7 +81,10 @@ async def _read(
 
 
 def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
-    """Return a table with a row for each series. begin, end: Unix seconds of its lines."""
+    """Return a table with a row for each series.
+
+    begin, end: Unix seconds of its lines.
+    """
     from rich.table import Table
 
     from leyden._lib.formatting import figure
@@ -101,9 +104,7 @@ def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
 
 
 def _means(samples: Sequence[Sample], begin: float, end: float) -> list[float | None]:
-    """Return the mean of each of `_WIDTH` equal parts of the time; None for a part without a
-    sample.
-    """
+    """Return the mean of each of `_WIDTH` equal parts of the time; None for a part without a sample."""
     parts: list[list[float]] = [[] for _ in range(_WIDTH)]
     for sample in samples:
         parts[min(_WIDTH - 1, max(0, int((sample.time - begin) / (end - begin) * _WIDTH)))].append(sample.value)

@@ -57,9 +57,8 @@ def serve(
 ) -> None:
     """Serve released resources to applications, until Ctrl-C or SIGTERM.
 
-    An application posts to /v1/serving/begin and gets resources and a model address for one
-    request. It posts to /v1/serving/end when it is done, and to /v1/serving/feedback when an
-    opinion arrives.
+    An application posts to /v1/serving/begin and gets resources and a model address for one request. It posts to
+    /v1/serving/end when it is done, and to /v1/serving/feedback when an opinion arrives.
 
     \b
     Examples:

@@ -41,9 +41,8 @@ def show(
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 
-    A run: its state, rewards, newest metrics and counts, and why rollouts failed, with an example
-    of each reason. A rollout: its steps, its conversation with tool calls and rewards, and how many
-    tokens were recorded.
+    A run: its state, rewards, newest metrics and counts, and why rollouts failed, with an example of each reason. A
+    rollout: its steps, its conversation with tool calls and rewards, and how many tokens were recorded.
 
     \b
     Examples:
@@ -85,8 +84,7 @@ def show(
 
 
 async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
-    """Print a run: its state and rewards, rollouts by status, failures by reason, and how to
-    continue it.
+    """Print a run: its state and rewards, rollouts by status, failures by reason, and how to continue it.
 
     source: the run as the user named it, for the commands in the output.
     If the store cannot be opened, the run is shown from its folder, without counts.
@@ -209,9 +207,7 @@ def _print_head(run: RecordedRun) -> None:
 
 
 async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
-    """Print the run's newest failures, from its folder, or from its store if the
-    folder has none.
-    """
+    """Print the run's newest failures, from its folder, or from its store if the folder has none."""
     from leyden.cli.run_views import age
     from leyden.training.runs.rollouts import failures_of
 

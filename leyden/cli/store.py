@@ -61,8 +61,8 @@ def store(
 ) -> None:
     """Serve a store over HTTP, until Ctrl-C or SIGTERM.
 
-    Runners and algorithms open it with open_store("http://HOST:PORT"). The REST interface is
-    described at /openapi.json; /metrics is for Prometheus.
+    Runners and algorithms open it with open_store("http://HOST:PORT"). The REST interface is described at
+    /openapi.json; /metrics is for Prometheus.
 
     \b
     Examples:

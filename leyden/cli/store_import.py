@@ -1,6 +1,4 @@
-"""`leyden store import`: copy resources, labels, releases and feedback of an export
-to a new store.
-"""
+"""`leyden store import`: copy resources, labels, releases and feedback of an export to a new store."""
 
 from __future__ import annotations
 

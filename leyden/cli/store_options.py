@@ -16,8 +16,7 @@ ServerToken = Annotated[
     str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
 ]
 WAIT_SECONDS = 10.0
-"""How long a command that only reads or changes a store waits for a server, unless `--wait` says
-otherwise."""
+"""How long a command that only reads or changes a store waits for a server, unless `--wait` says otherwise."""
 ServerWait = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a server that does not answer.")
 ]

@@ -50,9 +50,6 @@ def workers(
 
 
 async def _read(url: str, token: str | None, wait_seconds: float) -> tuple[list[Worker], float]:
-    """Return all workers of a store, after a server has accepted a connection, and the time by the
-    store's clock.
-    """
     from leyden.cli.connecting import answer_of, store_in_words, store_to_read
 
     async with store_to_read(url, token, wait_seconds) as store:
@@ -61,8 +58,9 @@ async def _read(url: str, token: str | None, wait_seconds: float) -> tuple[list[
 
 
 def _table(workers: list[Worker], now: float) -> Table:
-    """Return the workers as a table of their health and last heartbeat. now: Unix seconds by the
-    store's clock.
+    """Return the workers as a table of their health and last heartbeat.
+
+    now: Unix seconds by the store's clock.
     """
     from rich.table import Table
 

@@ -1,10 +1,9 @@
-"""The APIs by which programs call models: OpenAI's chat, completions, responses and embeddings, and
-Anthropic's messages.
+"""The APIs by which programs call models: OpenAI's chat, completions, responses and embeddings, and Anthropic's
+messages.
 
-Pure functions of JSON values and bytes: no I/O, no knowledge of agents, engines or the gateway.
-Chat is the hub. Each other dialect translates its requests and answers to chat and back, whole and
-as a stream. A field that has no counterpart raises `Untranslatable`, which names the field. Unknown
-fields are kept.
+Pure functions of JSON values and bytes: no I/O, no knowledge of agents, engines or the gateway. Chat is the hub. Each
+other dialect translates its requests and answers to chat and back, whole and as a stream. A field that has no
+counterpart raises `Untranslatable`, which names the field. Unknown fields are kept.
 
 - `dialect`: the class `Dialect`, and the protocols of its parts;
 - `all_dialects`: the table of all dialects;
@@ -18,8 +17,8 @@ fields are kept.
 - `request_checks`: refuse malformed requests before any model sees them;
 - `encoding`, `fields`: JSON and events as bytes, reading fields.
 
-To add a dialect, write a package with its `Dialect`, and add it to the table in `all_dialects`. No other
-module lists the dialects.
+To add a dialect, write a package with its `Dialect`, and add it to the table in `all_dialects`. No other module lists
+the dialects.
 """
 
 from leyden.dialects.all_dialects import DIALECTS as DIALECTS

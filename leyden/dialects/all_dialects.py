@@ -17,8 +17,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
 
 
 def dialect_of_client(header_names: Iterable[bytes]) -> Dialect:
-    """Return the dialect of a client by a header that only clients of that dialect send; chat if
-    there is none.
+    """Return the dialect of a client by a header that only clients of that dialect send; chat if there is none.
 
     For requests whose route belongs to several dialects, such as `models`, and for refusals.
     header_names: the names of the request's headers, in lower case.

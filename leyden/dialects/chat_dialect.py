@@ -1,14 +1,12 @@
-"""Chat completions and completions: prepare a request for recording, hide what was added to it, and
-assemble streams.
+"""Chat completions and completions: prepare a request for recording, hide what was added to it, and assemble streams.
 
-The module decides which fields to request from the upstream in addition to the agent's own, which
-to hide again in the answer, and how the chunks of a stream become one answer. All other fields
-pass through unread. Pure functions of JSON values.
+The module decides which fields to request from the upstream in addition to the agent's own, which to hide again in the
+answer, and how the chunks of a stream become one answer. All other fields pass through unread. Pure functions of JSON
+values.
 
-Token ids have vLLM's form: with `return_token_ids` a chat answer has `prompt_token_ids`, and each
-of its choices `token_ids`; in a stream the first chunk has the former and every chunk the latter. A
-completion has both in the choice. `policy_versions`, beside `token_ids`, is Leyden's own: the
-version of the policy that sampled each token.
+Token ids have vLLM's form: with `return_token_ids` a chat answer has `prompt_token_ids`, and each of its choices
+`token_ids`; in a stream the first chunk has the former and every chunk the latter. A completion has both in the choice.
+`policy_versions`, beside `token_ids`, is Leyden's own: the version of the policy that sampled each token.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Fields that the gateway requested and the agent did not, so that they are removed from the
-    answer again. False in every field: the answer is passed on as it is.
+    """Fields that the gateway requested and the agent did not, so that they are removed from the answer again. False in
+    every field: the answer is passed on as it is.
     """
 
     token_ids: bool = False
@@ -45,11 +43,10 @@ def prepare(
 ) -> tuple[bytes, Hidden]:
     """Return the body for the upstream, and the fields to hide from its answer.
 
-    raw, request: the agent's body, as bytes and parsed. Its bytes are kept if fields are only
-        added.
+    raw, request: the agent's body, as bytes and parsed. Its bytes are kept if fields are only added.
     model: the upstream's name for the model.
-    logprobs: the value that requests the log-probability of each sampled token and of no other;
-        None: request no tokens at all.
+    logprobs: the value that requests the log-probability of each sampled token and of no other; None: request no tokens
+        at all.
     seed: used if the agent gave none.
     """
     added: Json = {}
@@ -73,15 +70,15 @@ def prepare(
 
 
 def echoes(request: Json) -> bool:
-    """Return whether the request is a completion that shall begin with its prompt (`echo`). vLLM
-    leaves the prompt out of an answer with token ids.
+    """Return whether the request is a completion that shall begin with its prompt (`echo`). vLLM leaves the prompt out
+    of an answer with token ids.
     """
     return "prompt" in request and bool(request.get("echo"))
 
 
 def _with_fields(raw: bytes, request: Json, added: Json) -> bytes:
-    """Return the request's body with fields added. The original bytes are kept if no field is
-    replaced; a body in another encoding than UTF-8 is written anew.
+    """Return the request's body with fields added. The original bytes are kept if no field is replaced; a body in
+    another encoding than UTF-8 is written anew.
     """
     if not added:
         return raw
@@ -97,8 +94,8 @@ def usage(n_prompt: int, n_response: int) -> Json:
 
 
 def visible(answer: Json, hidden: Hidden) -> Json | None:
-    """Return a copy of `answer` (whole, or one chunk of a stream) without the hidden fields; None
-    for a chunk that holds nothing but a hidden usage.
+    """Return a copy of `answer` (whole, or one chunk of a stream) without the hidden fields; None for a chunk that
+    holds nothing but a hidden usage.
     """
     shown = dict(answer)
     if hidden.token_ids:
@@ -128,8 +125,8 @@ def _visible_choice(choice: Any, hidden: Hidden) -> Any:
 
 
 def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
-    """Return a whole answer as the chunks of a stream: for each choice its content in one chunk and
-    its end in another, then the usage.
+    """Return a whole answer as the chunks of a stream: for each choice its content in one chunk and its end in another,
+    then the usage.
 
     usage: whether a last chunk with the usage is wanted.
     Raise TypeError, KeyError or AttributeError for a body that is no answer.
@@ -145,8 +142,8 @@ def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
 
 
 def _pieces(choice: Json) -> list[Json]:
-    """Return a complete choice as the choices of a stream's chunks: its message as one delta, then
-    the end with the finish reason. A text completion's choice is returned as it is.
+    """Return a complete choice as the choices of a stream's chunks: its message as one delta, then the end with the
+    finish reason. A text completion's choice is returned as it is.
     """
     if "message" not in choice:  # a completion's text
         return [choice]
@@ -182,8 +179,8 @@ class StreamAssembler:
         return bool(self._choices) and all(choice.get("finish_reason") for choice in self._choices.values())
 
     def feed(self, chunk: Any) -> Json:
-        """Add one chunk, and return it in OpenAI's form. What cannot be read is left out;
-        `reader.problems` says what.
+        """Add one chunk, and return it in OpenAI's form. What cannot be read is left out; `reader.problems` says
+        what.
         """
         read = self.reader.chunk(chunk)
         if read.get("error"):
@@ -200,8 +197,8 @@ class StreamAssembler:
         return read
 
     def _feed_choice(self, part: Json) -> None:
-        """Merge one choice of a chunk into the assembled choice with its index: texts, token ids
-        and log-probabilities are appended.
+        """Merge one choice of a chunk into the assembled choice with its index: texts, token ids and log-probabilities
+        are appended.
         """
         choice = self._choices.setdefault(part["index"], {"finish_reason": None})
         if part.get("finish_reason"):

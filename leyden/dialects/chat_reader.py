@@ -1,9 +1,9 @@
 """Read answers and chunks of chat servers, whose forms vary, into the one form that OpenAI defines.
 
-Servers of OpenAI's API differ: some send content as a list of parts, arguments as an object, tool
-calls without an index or two of them under one index. `ChatReader` returns what they mean. A value
-that it cannot read is left out and reported as an `Untranslatable`, which names the field: a
-translation refuses the answer for it, and a record notes it. It knows no other dialect.
+Servers of OpenAI's API differ: some send content as a list of parts, arguments as an object, tool calls without an
+index or two of them under one index. `ChatReader` returns what they mean. A value that it cannot read is left out and
+reported as an `Untranslatable`, which names the field: a translation refuses the answer for it, and a record notes it.
+It knows no other dialect.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leyden.dialects.fields import REASONING, shown
 from leyden.errors import Untranslatable
 
 _MOST_CALLS = 1024
-"""The most tool calls in one answer, and the highest index: more come from a broken server, and
-must not fill the memory."""
+"""The most tool calls in one answer, and the highest index: more come from a broken server, and must not fill the
+memory."""
 _LISTS = ("token_ids", "policy_versions", "prompt_token_ids")
 _MOST_NAMED = 5
 """How many different problems `Unread` names."""
@@ -87,9 +87,9 @@ class StreamedCall:
     def is_ended_by(self, call_id: str | None, name: str, arguments: str, *, has_index: bool) -> bool:
         """Return whether a piece that seems to continue this call begins another one.
 
-        A piece without a name continues. One with a name begins another call if its id differs, or
-        if the arguments so far are complete. Some servers repeat the name in each piece, some with
-        a new id each time, and others send the name itself in pieces.
+        A piece without a name continues. One with a name begins another call if its id differs, or if the arguments so
+        far are complete. Some servers repeat the name in each piece, some with a new id each time, and others send the
+        name itself in pieces.
         """
         if not name or not self.name:
             return False
@@ -179,7 +179,6 @@ class ChatReader:
         return self._typed(value, list, where) or []
 
     def _check_lists(self, fields: Json, where: str) -> None:
-        """Drop the fields of token ids that are no lists."""
         for name in _LISTS:
             if name in fields:
                 fields[name] = self._typed(fields[name], list, where + name)
@@ -193,9 +192,7 @@ class ChatReader:
         return self._typed(value, int, where)
 
     def _usage(self, value: Any, where: str) -> Json | None:
-        """Return token counts, of which only whole numbers are kept under the names that OpenAI
-        defines.
-        """
+        """Return token counts, of which only whole numbers are kept under the names that OpenAI defines."""
         usage = cast("Json | None", self._typed(value, dict, where))
         if usage is None:
             return None
@@ -310,7 +307,6 @@ class ChatReader:
         return "".join(self._typed(part, str, f"{where}[{index}]") or "" for index, part in enumerate(parts))
 
     def _is_thinking(self, block: Any, where: str) -> bool:
-        """Return whether a value is one of `thinking_blocks`. Any other is a problem."""
         texts = [block.get(name) for name in ("thinking", "signature", "data")] if is_object(block) else [block]
         if is_object(block) and all(text is None or isinstance(text, str) for text in texts):
             return True
@@ -331,8 +327,8 @@ class ChatReader:
         return found
 
     def _function(self, value: Any, where: str) -> tuple[Json, bool]:
-        """Return the name and the arguments of a function call, both as text, and whether the
-        arguments came as an object.
+        """Return the name and the arguments of a function call, both as text, and whether the arguments came as an
+        object.
         """
         function = dict(cast(Json, self._typed(value, dict, where) or {}))
         if "name" in function:
@@ -358,8 +354,8 @@ class ChatReader:
         return str(value) if number else self._typed(value, str, where)
 
     def _piece(self, calls: list[StreamedCall], piece: Json, where: str, *, legacy: bool = False) -> Json | None:
-        """Add a piece to the call that it belongs to. Return it as a piece of the call's number;
-        None, with a problem, if it belongs to none.
+        """Add a piece to the call that it belongs to. Return it as a piece of the call's number; None, with a problem,
+        if it belongs to none.
         """
         index = self._number(piece.get("index"), f"{where}.index")
         if index is not None and not 0 <= index < _MOST_CALLS:
@@ -385,8 +381,8 @@ class ChatReader:
 
 
 def _call_of(calls: list[StreamedCall], index: int | None, call_id: str | None, *, legacy: bool) -> StreamedCall | None:
-    """Return the call that a piece seems to continue: one of its index, and of those the one of its
-    id or else the last. Without an index, the one of its id or else the last of all.
+    """Return the call that a piece seems to continue: one of its index, and of those the one of its id or else the
+    last. Without an index, the one of its id or else the last of all.
     """
     found = [call for call in calls if call.legacy == legacy and index in (None, call.index)]
     same = [call for call in found if call_id and call.id == call_id]
@@ -405,9 +401,8 @@ _LISTS_AND_LOGPROBS: tuple[tuple[str, type], ...] = (*((name, list) for name in 
 
 
 def _index_if_usual(chunk: Any) -> int | None:
-    """Return the index of the choice of a chunk that is in OpenAI's form already and holds nothing
-    but text and tokens; None for any other chunk. Nearly all chunks are such, and each token has
-    one.
+    """Return the index of the choice of a chunk that is in OpenAI's form already and holds nothing but text and tokens;
+    None for any other chunk. Nearly all chunks are such, and each token has one.
     """
     if not is_object(chunk) or chunk.get("usage") is not None or "prompt_token_ids" in chunk:
         return None
@@ -431,8 +426,8 @@ _REPLACED = frozenset(("role", "id", "type", "index", "name", "format", "status"
 
 
 def merged(so_far: Any, more: Any) -> Any:
-    """Return the value of a field that no translation reads after one more delta: texts and lists
-    are continued, objects field by field, and other values are replaced.
+    """Return the value of a field that no translation reads after one more delta: texts and lists are continued,
+    objects field by field, and other values are replaced.
     """
     if isinstance(so_far, str) and isinstance(more, str):
         return so_far + more

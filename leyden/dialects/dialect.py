@@ -1,10 +1,8 @@
-"""`Dialect`: everything that the gateway and the fakes need to know of one route of a model
-server's API.
+"""`Dialect`: everything that the gateway and the fakes need to know of one route of a model server's API.
 
-Chat is the hub: a dialect translates its requests, answers and streams to chat and back, and so to
-every other dialect. A dialect also defines how its clients are recognised, where they put their
-key, what an error and a list of models look like, and whether the server keeps responses. It is
-data and pure functions; it knows no HTTP server and no agent.
+Chat is the hub: a dialect translates its requests, answers and streams to chat and back, and so to every other dialect.
+A dialect also defines how its clients are recognised, where they put their key, what an error and a list of models look
+like, and whether the server keeps responses. It is data and pure functions; it knows no HTTP server and no agent.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ class ChunksToEvents(Protocol):
     """Translates the chunks of one chat stream to the events of another API."""
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return the server-sent events of this API for one chunk of a chat stream. Raise
-        Untranslatable for a chunk that the API cannot express.
+        """Return the server-sent events of this API for one chunk of a chat stream. Raise Untranslatable for a chunk
+        that the API cannot express.
         """
         ...
 
@@ -44,8 +42,8 @@ class EventsToChunks(Protocol):
     """Whether the last event has arrived."""
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chat chunks for one event of this API's stream, often none. Raise
-        Untranslatable for an event that chat cannot express.
+        """Return the chat chunks for one event of this API's stream, often none. Raise Untranslatable for an event that
+        chat cannot express.
         """
         ...
 
@@ -58,14 +56,14 @@ class Conversations(Protocol):
         ...
 
     def with_history(self, request: Json, items: Sequence[Json]) -> Json:
-        """Return the request with the earlier conversation's items in place of the id of its last
-        response. Raise Untranslatable for a request that cannot be extended.
+        """Return the request with the earlier conversation's items in place of the id of its last response. Raise
+        Untranslatable for a request that cannot be extended.
         """
         ...
 
     def items(self, request: Json, response: Json) -> list[Json] | None:
-        """Return the items of a request and its response, to be kept for the next turn; None if the
-        client asked not to keep them. The request has its history already.
+        """Return the items of a request and its response, to be kept for the next turn; None if the client asked not to
+        keep them. The request has its history already.
         """
         ...
 
@@ -76,8 +74,8 @@ class Conversations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One route of an API. The translations are pure functions, which raise Untranslatable for a
-    field that the other side cannot express.
+    """One route of an API. The translations are pure functions, which raise Untranslatable for a field that the other
+    side cannot express.
     """
 
     name: str
@@ -106,8 +104,8 @@ class Dialect:
     """Whether its calls can be translated to chat. A completion's prompt has no turns, and an
     embedding has no answer."""
     logprobs: bool | int | None = None
-    """The value of the request's `logprobs` that requests the log-probability of each sampled token
-    and of no other token.
+    """The value of the request's `logprobs` that requests the log-probability of each sampled token and of no other
+    token.
 
     None: the route returns no tokens."""
     key_header: str = "authorization"
@@ -115,8 +113,8 @@ class Dialect:
     key_scheme: str = "Bearer "
     """The text before the key in that header, such as `Bearer `."""
     mark: tuple[str, str] | None = None
-    """A header that every client of this dialect sends and no other client does, with the value
-    that servers expect; None if there is none."""
+    """A header that every client of this dialect sends and no other client does, with the value that servers expect;
+    None if there is none."""
     conversations: Conversations | None = None
     """Continues kept responses; None if the API keeps none."""
 

@@ -13,14 +13,12 @@ from leyden._lib.json import PIECE_BYTES, Json, check_json_work
 DONE = b"[DONE]"
 """The data of the event that ends a stream of chunks."""
 _TIMES = 8
-"""How many times the work of a request's body an answer may take: 100,000 tokens, each with 20
-alternatives, are 4,000,000 objects and lists."""
+"""How many times the work of a request's body an answer may take: 100,000 tokens, each with 20 alternatives, are
+4,000,000 objects and lists."""
 
 
 def dump(value: object) -> bytes:
-    """Return a value as compact JSON in UTF-8. NaN and infinity become null, a tuple a list, a date
-    its ISO text.
-    """
+    """Return a value as compact JSON in UTF-8. NaN and infinity become null, a tuple a list, a date its ISO text."""
     try:
         return to_json(value)
     except PydanticSerializationError:
@@ -29,8 +27,8 @@ def dump(value: object) -> bytes:
 
 
 def parse(raw: bytes) -> Any:
-    """Parse JSON as `json.loads` does, in half the time. Raise ValueError or RecursionError as it
-    does, and ValueError for a text that would take gigabytes of memory.
+    """Parse JSON as `json.loads` does, in half the time. Raise ValueError or RecursionError as it does, and ValueError
+    for a text that would take gigabytes of memory.
     """
     if len(raw) > PIECE_BYTES:
         check_json_work(raw, times=_TIMES)
@@ -43,12 +41,11 @@ def parse(raw: bytes) -> Any:
 
 
 def split_events(buffer: bytearray, *, new_bytes: int | None = None) -> Iterator[tuple[bytes, bytes]]:
-    """Remove the complete server-sent events from `buffer`, and yield each as (its bytes, its
-    data).
+    """Remove the complete server-sent events from `buffer`, and yield each as (its bytes, its data).
 
     The data of several `data:` lines are joined by line feeds; b"" for a comment.
-    new_bytes: how many bytes were appended since the last call, so that a long event that arrives
-        in many pieces is searched once; None: all of them.
+    new_bytes: how many bytes were appended since the last call, so that a long event that arrives in many pieces is
+        searched once; None: all of them.
     """
     start = 0 if new_bytes is None else max(0, len(buffer) - new_bytes - 3)  # an end may be cut in two
     while True:
@@ -72,7 +69,5 @@ def sse_event(data: bytes, *, like: bytes = b"") -> bytes:
 
 
 def named_event(body: Json) -> bytes:
-    """Return a server-sent event whose name is the body's `type`, as Anthropic and the Responses
-    API send them.
-    """
+    """Return a server-sent event whose name is the body's `type`, as Anthropic and the Responses API send them."""
     return b"event: " + str(body["type"]).encode() + b"\ndata: " + dump(body) + b"\n\n"

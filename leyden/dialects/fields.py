@@ -13,8 +13,7 @@ from leyden.dialects.encoding import Json
 from leyden.errors import Untranslatable
 
 REASONING = ("reasoning_content", "reasoning")
-"""Fields that hold a message's reasoning: DeepSeek and older servers use the first name, vLLM the
-second."""
+"""Fields that hold a message's reasoning: DeepSeek and older servers use the first name, vLLM the second."""
 
 NOT_IN_EVENTS: dict[str, tuple[Any, ...]] = {"return_token_ids": (False,), "logprobs": (False,), "n": (1,)}
 """Options of a chat request whose results the events of other APIs cannot express, with the values
@@ -28,18 +27,14 @@ def shown(value: Any) -> str:
 
 
 def an_object(value: Any, field: str) -> Json:
-    """Return the value if it is a JSON object. Raise Untranslatable, which names the field, if
-    not.
-    """
+    """Return the value if it is a JSON object. Raise Untranslatable, which names the field, if not."""
     if not isinstance(value, dict):
         raise Untranslatable(field, f"must be an object, got {shown(value)}")
     return cast(Json, value)
 
 
 def a_list(value: Any, field: str) -> list[Any]:
-    """Return the value if it is a list; an empty one for None. Raise Untranslatable, which names
-    the field, if not.
-    """
+    """Return the value if it is a list; an empty one for None. Raise Untranslatable, which names the field, if not."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -55,9 +50,7 @@ def a_text(value: Any, field: str) -> str:
 
 
 def without(fields: Json, names: Iterable[str]) -> Json:
-    """Return the fields except those in `names`. A translation keeps the fields that it does not
-    read.
-    """
+    """Return the fields except those in `names`. A translation keeps the fields that it does not read."""
     return {name: value for name, value in fields.items() if name not in names}
 
 
@@ -67,8 +60,8 @@ def reasoning_of(message: Json) -> str:
 
 
 def function_calls(answer: Json, choice: Json) -> list[tuple[str, str | None, str]]:
-    """Return the tool calls of a chat answer, each as its id, name and arguments. A call without an
-    id gets one, because the other APIs' clients repeat it with the call's result.
+    """Return the tool calls of a chat answer, each as its id, name and arguments. A call without an id gets one,
+    because the other APIs' clients repeat it with the call's result.
 
     A call without arguments has none, unless the answer was cut off before them.
     """
@@ -91,9 +84,7 @@ def made_call_id(answer: Json, number: int) -> str:
 
 
 def single_text(parts: list[Json]) -> str | list[Json]:
-    """Return the parts as a chat message's content: a string if they are one plain text or none,
-    else the list.
-    """
+    """Return the parts as a chat message's content: a string if they are one plain text or none, else the list."""
     if not parts:
         return ""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:

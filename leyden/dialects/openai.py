@@ -1,7 +1,7 @@
 """OpenAI's chat, completions and embeddings APIs.
 
-Chat is the form that all dialects are translated to, so its own translations change nothing.
-Completions and embeddings are passed on as they are and never translated.
+Chat is the form that all dialects are translated to, so its own translations change nothing. Completions and embeddings
+are passed on as they are and never translated.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def openai_error_kind(status: int) -> str:
 def openai_error(
     status: int, message: str, *, kind: str | None = None, code: str | None = None, param: str | None = None
 ) -> bytes:
-    """Return OpenAI's error object as JSON. kind: `error.type`; None: the one that fits the
-    status.
+    """Return OpenAI's error object as JSON.
+
+    kind: `error.type`; None: the one that fits the status.
     """
     error = {"message": message, "type": kind or openai_error_kind(status), "param": param, "code": code}
     return dump({"error": error})

@@ -1,10 +1,8 @@
-"""`InOrder`: the tool calls of a chat stream one after the other, for APIs whose events cannot
-interleave them.
+"""`InOrder`: the tool calls of a chat stream one after the other, for APIs whose events cannot interleave them.
 
-Anthropic's messages and the Responses API have one open block or item at a time. A chat server may
-send the pieces of several calls in turn, and their ids and names late or in pieces. A call begins
-for the client once its arguments have begun and every earlier call is complete. Everything else
-waits, at the longest until the end of the stream.
+Anthropic's messages and the Responses API have one open block or item at a time. A chat server may send the pieces of
+several calls in turn, and their ids and names late or in pieces. A call begins for the client once its arguments have
+begun and every earlier call is complete. Everything else waits, at the longest until the end of the stream.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ class InOrder:
         """Deltas that came while a call was incomplete."""
 
     def feed(self, chunk: Json) -> list[Json]:
-        """Return the chunks to translate for one chunk in OpenAI's form. Raise Untranslatable for
-        a second choice, and for a call that continues after its arguments were complete.
+        """Return the chunks to translate for one chunk in OpenAI's form. Raise Untranslatable for a second choice, and
+        for a call that continues after its arguments were complete.
         """
         choices: list[Json] = chunk.get("choices") or []
         if not choices:
@@ -69,11 +67,9 @@ class InOrder:
         return [*found, *self._release()]
 
     def _calls(self) -> list[StreamedCall]:
-        """Return the tool calls that have arrived so far."""
         return [] if self._choice_index is None else self._reader.calls(self._choice_index)
 
     def _waiting(self) -> bool:
-        """Whether some call has begun and is not complete, or not begun for the client yet."""
         return any(not call.complete or call.number not in self._begun for call in self._calls())
 
     def _piece(self, call: StreamedCall, arguments: str) -> list[Json]:

@@ -1,8 +1,8 @@
 """Translate one call from the client's dialect to the upstream's, and its answer back.
 
-If both have the same dialect, bytes pass as they are. Otherwise the request is translated to chat
-and from there to the upstream's dialect, and the answer the other way. In either case the call is
-also translated to chat for the record. No I/O.
+If both have the same dialect, bytes pass as they are. Otherwise the request is translated to chat and from there to the
+upstream's dialect, and the answer the other way. In either case the call is also translated to chat for the record. No
+I/O.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from leyden.errors import Untranslatable
 T = TypeVar("T")
 
 _MISREAD = (AttributeError, LookupError, TypeError, ValueError)
-"""Errors that a translation raises for a body that breaks its API's rules, where no check names the
-field."""
+"""Errors that a translation raises for a body that breaks its API's rules, where no check names the field."""
 
 
 class Passage:
@@ -46,14 +45,12 @@ class Passage:
     ) -> None:
         """raw, request: the agent's body, as bytes and parsed.
 
-        whole: the request with its earlier turns, which is translated instead; None if `request`
-            holds them itself.
+        whole: the request with its earlier turns, which is translated instead; None if `request` holds them itself.
         model: the upstream's name for the model.
-        record_tokens: whether to request token ids and log-probabilities, if the upstream's dialect
-            has them.
+        record_tokens: whether to request token ids and log-probabilities, if the upstream's dialect has them.
         seed: used if the upstream's dialect has seeds and the agent gave none.
-        Raise Untranslatable if the upstream's dialect cannot express the request, WrongType if a
-        field that the client's dialect does not define has a wrong type for the upstream's.
+        Raise Untranslatable if the upstream's dialect cannot express the request, WrongType if a field that the
+        client's dialect does not define has a wrong type for the upstream's.
         """
         self.client = client
         self.upstream = upstream
@@ -77,12 +74,11 @@ class Passage:
         self.body, self.hidden = prepare(raw, request, model=model, logprobs=logprobs, seed=self.seed)
 
     def answer(self, raw: bytes) -> tuple[Json | None, bytes, str | None]:
-        """Return an answer that is no stream in two forms: in chat, for the record, and as bytes
-        for the agent. The third value says what the record lacks because it could not be read; None
-        if it is complete.
+        """Return an answer that is no stream in two forms: in chat, for the record, and as bytes for the agent. The
+        third value says what the record lacks because it could not be read; None if it is complete.
 
-        A body that needs no translation passes whatever it is; its record is None if it is no JSON
-        object. Raise Untranslatable for an answer that the agent's dialect cannot express.
+        A body that needs no translation passes whatever it is; its record is None if it is no JSON object. Raise
+        Untranslatable for an answer that the agent's dialect cannot express.
         """
         reader, unread = ChatReader(), Unread()
         try:
@@ -120,16 +116,16 @@ class Passage:
         return self.request.get("stream") is True
 
     def unstreamed(self) -> bytes:
-        """Return `body`, changed to request the answer in one piece. Only for an upstream with the
-        dialect chat or completions.
+        """Return `body`, changed to request the answer in one piece. Only for an upstream with the dialect chat or
+        completions.
         """
         body: Json = parse(self.body)
         body.pop("stream_options", None)
         return dump({**body, "stream": False})
 
     def events_of(self, raw: bytes) -> bytes | None:
-        """Return a whole answer of the upstream as server-sent events, to be fed to `stream()`.
-        Used when the agent requested a stream and the upstream answered in one piece.
+        """Return a whole answer of the upstream as server-sent events, to be fed to `stream()`. Used when the agent
+        requested a stream and the upstream answered in one piece.
 
         None for a body that is no answer of chat or completions.
         """
@@ -198,12 +194,10 @@ class PassageStream:
         return self._assembler.answer()
 
     def feed(self, event: bytes, data: bytes) -> bytes:
-        """Return the bytes to send to the agent for one event of the upstream; b"" if it holds only
-        hidden fields.
+        """Return the bytes to send to the agent for one event of the upstream; b"" if it holds only hidden fields.
 
         event, data: the event's bytes and its data, as `split_events` yields them.
-        Raise Untranslatable for an event that cannot be translated; without a translation every
-        event passes.
+        Raise Untranslatable for an event that cannot be translated; without a translation every event passes.
         """
         if data == DONE:
             self.ended = True
@@ -227,9 +221,9 @@ class PassageStream:
     def close(self, rest: bytes) -> bytes:
         """Return the bytes that end the agent's stream when the upstream's is at its end.
 
-        rest: the bytes of the upstream's stream that are no complete event. Without a translation
-            they are returned as they are. With one they are dropped, and the closing events are
-            returned unless the upstream has sent its last event.
+        rest: the bytes of the upstream's stream that are no complete event. Without a translation they are returned as
+            they are. With one they are dropped, and the closing events are returned unless the upstream has sent its
+            last event.
         """
         if self._events is None or self.ended:
             return rest if self._events is None else b""
@@ -237,8 +231,8 @@ class PassageStream:
         return self._end(self._events)
 
     def _read(self, data: bytes) -> Iterator[Json]:
-        """Yield the chunks of an event as the record reads them. Raise Untranslatable, which names
-        the field, for an event that breaks the rules of its API.
+        """Yield the chunks of an event as the record reads them. Raise Untranslatable, which names the field, for an
+        event that breaks the rules of its API.
         """
         try:
             found: Any = parse(data)
@@ -261,8 +255,8 @@ class PassageStream:
         return b"".join([*self._translate(events, self._in_order.end()), *_translated(lambda _: events.end(), {})])
 
     def _as_it_came(self, event: bytes, data: bytes) -> bytes:
-        """Return an event that needs no translation, without the hidden fields; b"" if nothing is
-        left. Add the event to the record's answer.
+        """Return an event that needs no translation, without the hidden fields; b"" if nothing is left. Add the event
+        to the record's answer.
         """
         found: Any = None
         try:
@@ -295,8 +289,8 @@ def _translated(translate: Callable[[Json], T], body: Json) -> T:
 
 
 def _in_chat_if_possible(translate: Callable[[Json], Json], body: Json) -> Json:
-    """Return the body in chat form for the record; unchanged if it cannot be translated. A faulty
-    body is for the server or the agent to refuse.
+    """Return the body in chat form for the record; unchanged if it cannot be translated. A faulty body is for the
+    server or the agent to refuse.
     """
     try:
         return translate(body)
@@ -305,9 +299,7 @@ def _in_chat_if_possible(translate: Callable[[Json], Json], body: Json) -> Json:
 
 
 def error_message(raw: bytes) -> str:
-    """Return the message in an upstream's error body, in any dialect; the body itself if it has
-    none.
-    """
+    """Return the message in an upstream's error body, in any dialect; the body itself if it has none."""
     try:
         body: Any = json.loads(raw)
         found: Any = body.get("error", body)

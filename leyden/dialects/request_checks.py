@@ -1,9 +1,8 @@
 """Check a request before any model sees it: its JSON, and the types of its fields.
 
-A server would reject a malformed request with an error of its own, or read it differently than the
-gateway's record says. Each dialect has a table of the fields that its API defines, with the JSON
-types that they take; null is the same as leaving a field out. The server checks all other fields,
-and the values themselves.
+A server would reject a malformed request with an error of its own, or read it differently than the gateway's record
+says. Each dialect has a table of the fields that its API defines, with the JSON types that they take; null is the same
+as leaving a field out. The server checks all other fields, and the values themselves.
 """
 
 from __future__ import annotations
@@ -52,14 +51,16 @@ class WrongType(ValueError):
     """A field of a request has a type that its API does not take."""
 
     def __init__(self, field: str, wanted: str, value: Any) -> None:
-        """field: the path of the field, such as `messages[2]`. wanted: its types in words."""
+        """field: the path of the field, such as `messages[2]`.
+        wanted: its types in words.
+        """
         super().__init__(f"{field} must be {wanted}, got {shown(value)}")
         self.field = field
 
 
 def parse_request(raw: bytes) -> Json:
-    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object
-    whose numbers are all finite.
+    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object whose numbers are all
+    finite.
     """
     try:
         request: Any = from_json(raw, allow_inf_nan=False, cache_strings="keys")
@@ -95,9 +96,7 @@ def _refused(constant: str) -> float:
 
 
 def _check_finite(request: Json) -> None:
-    """Raise ValueError for a number that is too large for a float, such as 1e999, which parsers
-    read as infinity.
-    """
+    """Raise ValueError for a number that is too large for a float, such as 1e999, which parsers read as infinity."""
     left: list[Any] = [request]
     while left:
         value: Any = left.pop()

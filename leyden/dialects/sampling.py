@@ -1,12 +1,11 @@
 """The sampling parameters of model servers: their types, and the values that change nothing.
 
-With all parameters at a neutral value, each token is drawn from the model's own distribution. The
-engine accepts neutral values and refuses those that it cannot honour, the gateway records the
-parameters, and training refuses calls whose parameters changed the distribution. All of them read
-this one table, in every dialect. To add a parameter, add a line.
+With all parameters at a neutral value, each token is drawn from the model's own distribution. The engine accepts
+neutral values and refuses those that it cannot honour, the gateway records the parameters, and training refuses calls
+whose parameters changed the distribution. All of them read this one table, in every dialect. To add a parameter, add a
+line.
 
-A grammar is no parameter of this table: it is part of the task, and servers report the
-log-probabilities under it.
+A grammar is no parameter of this table: it is part of the task, and servers report the log-probabilities under it.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ SAMPLING_PARAMETERS: Final[Mapping[str, SamplingParameter]] = {
     # Besides logit_bias: objects that servers and clients read further parameters from.
     **_rows(OBJECT, ({},), "logit_bias vllm_xargs extra_args custom_params extra_body sampling_params options"),
 }
-"""Parameters by the name of their field: those of OpenAI, vLLM, SGLang, llama.cpp, TGI and
-transformers."""
+"""Parameters by the name of their field: those of OpenAI, vLLM, SGLang, llama.cpp, TGI and transformers."""
 
 WITH_ANOTHER: Final = {
     *("length_penalty", "early_stopping", "repeat_last_n", "repetition_penalty_range", "negative_prompt"),
@@ -76,8 +74,8 @@ WITH_ANOTHER: Final = {
     *("mirostat_tau", "mirostat_eta", "dynatemp_low", "dynatemp_high", "dynatemp_exponent", "smoothing_curve"),
     *("mirostat_lr", "adaptive_decay", "temperature_last", "top_p_min", "top_p_decay", "min_keep", "rep_pen_range"),
 }
-"""Parameters that change nothing unless a parameter of the table does: details of beam search, DRY,
-XTC, Mirostat, repetition penalties, dynamic temperature, smoothing and guidance."""
+"""Parameters that change nothing unless a parameter of the table does: details of beam search, DRY, XTC, Mirostat,
+repetition penalties, dynamic temperature, smoothing and guidance."""
 
 
 FIELD_TYPES: Final[FieldTypes] = {
@@ -110,15 +108,14 @@ OPTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "seed": (),
 }
-"""The values that change nothing, of options that some APIs lack. They hold where the API has no
-tools."""
+"""The values that change nothing, of options that some APIs lack. They hold where the API has no tools."""
 ABOUT_THE_CALL: Final = {
     *("user", "metadata", "store", "service_tier", "safety_identifier", "priority", "request_id", "prediction"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control", "cache_salt"),
     *("inference_geo", "speed"),
 }
-"""Fields that do not change the response, whatever their value is: they tell whose call it is, and
-how fast and how cached it shall be."""
+"""Fields that do not change the response, whatever their value is: they tell whose call it is, and how fast and how
+cached it shall be."""
 
 
 def equals_any(value: Any, values: Sequence[Any]) -> bool:
@@ -146,11 +143,11 @@ def stop_strings(stop: Any) -> list[Any]:
 
 
 def check_neutral(request: Json, table: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Raise Untranslatable for a field that has no counterpart in the API `where`, unless its value
-    changes nothing there.
+    """Raise Untranslatable for a field that has no counterpart in the API `where`, unless its value changes nothing
+    there.
 
-    table: the values that change nothing, by the field's name. null changes nothing either, and the
-        table of sampling parameters tells their values.
+    table: the values that change nothing, by the field's name. null changes nothing either, and the table of sampling
+        parameters tells their values.
     """
     for name, values in table.items():
         value = request.get(name)
@@ -161,8 +158,8 @@ def check_neutral(request: Json, table: Mapping[str, Sequence[Any]], where: str)
 
 
 def changes(request: Mapping[str, Any]) -> Json:
-    """Return the parameters of a request that change the distribution, except the temperature, for
-    which a policy can be trained.
+    """Return the parameters of a request that change the distribution, except the temperature, for which a policy can
+    be trained.
     """
     return {
         name: value

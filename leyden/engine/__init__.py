@@ -6,9 +6,9 @@
 - `isolated`: the embedded backend in a child process;
 - `vllm`: a vLLM server beside a learner.
 
-The package knows token ids, advantages and weights; not rollouts, rewards or the store. Importing
-it loads neither torch nor transformers. To add a backend, implement the protocol in one module,
-pass `tests/contracts/engine.py`, and add it to `EngineRegistry`.
+The package knows token ids, advantages and weights; not rollouts, rewards or the store. Importing it loads neither
+torch nor transformers. To add a backend, implement the protocol in one module, pass `tests/contracts/engine.py`, and
+add it to `EngineRegistry`.
 """
 
 from typing import Final

@@ -1,5 +1,4 @@
-"""Prepare sequences for a gradient: check them, cut them after the last trained token, and batch
-them by memory.
+"""Prepare sequences for a gradient: check them, cut them after the last trained token, and batch them by memory.
 
 The module knows token ids, weights and columns; no model and no loss.
 
@@ -31,12 +30,12 @@ def check_sequences(
     loss: str = "",
     columns: Sequence[str] = (),
 ) -> None:
-    """Raise ConfigError, which names the sequence, if a sequence is invalid: it lacks a column, has
-    lists of unequal length, an unknown token id or too many tokens, or a weight on its first token.
-    Raise it, too, if no token of any sequence has a weight.
+    """Raise ConfigError, which names the sequence, if a sequence is invalid: it lacks a column, has lists of unequal
+    length, an unknown token id or too many tokens, or a weight on its first token. Raise it, too, if no token of any
+    sequence has a weight.
 
-    loss: the name of the loss, for messages. columns: the columns that the loss needs; a forward
-        pass needs none.
+    loss: the name of the loss, for messages.
+    columns: the columns that the loss needs; a forward pass needs none.
     """
     for index, sequence in enumerate(sequences):
         n = len(sequence.token_ids)
@@ -87,10 +86,10 @@ class TrainedPart:
 
     @classmethod
     def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> TrainedPart:
-        """Return the part of a sequence that a gradient needs. The logits at `positions` predict
-        `targets`.
+        """Return the part of a sequence that a gradient needs. The logits at `positions` predict `targets`.
 
-        sequence: has at least one weight other than 0. columns: the names of the columns to keep.
+        sequence: has at least one weight other than 0.
+        columns: the names of the columns to keep.
         index: its index in the call.
         """
         at = [place for place, weight in enumerate(sequence.weights) if weight]  # indices of the trained tokens
@@ -107,12 +106,11 @@ class TrainedPart:
 def micro_batches(
     sequences: Sequence[TrainedPart], max_tokens: int, *, shares_prefixes: bool
 ) -> list[list[TrainedPart]]:
-    """Return batches that hold at most `max_tokens` each (`held_tokens`). A sequence that holds
-    more is a batch of its own.
+    """Return batches that hold at most `max_tokens` each (`held_tokens`). A sequence that holds more is a batch of its
+    own.
 
-    With shared prefixes, sequences that begin alike come into one batch; without, sequences of
-    similar length, the shortest first. Equal sequences keep their order, so the order of summation
-    depends only on the order of the input.
+    With shared prefixes, sequences that begin alike come into one batch; without, sequences of similar length, the
+    shortest first. Equal sequences keep their order, so the order of summation depends only on the order of the input.
     """
     batches: list[list[TrainedPart]] = []
     held = 0
@@ -133,8 +131,8 @@ def micro_batches(
 def held_tokens(batch: Sequence[TrainedPart], *, shares_prefixes: bool) -> int:
     """Return how many tokens' activations a gradient of the sequences holds.
 
-    With shared prefixes, a token that n sequences share counts 1 + n/4: its activations once, and
-    its attention for each sequence. Without, every sequence is padded to the longest.
+    With shared prefixes, a token that n sequences share counts 1 + n/4: its activations once, and its attention for
+    each sequence. Without, every sequence is padded to the longest.
     """
     if not shares_prefixes:
         return len(batch) * max(len(part.inputs) for part in batch)
@@ -143,8 +141,8 @@ def held_tokens(batch: Sequence[TrainedPart], *, shares_prefixes: bool) -> int:
 
 
 def _new_tokens(part: TrainedPart, before: TrainedPart | None) -> int:
-    """Return how many tokens a part adds to a batch with shared prefixes: those that the part
-    before, in order, does not have, and a quarter of all for its attention.
+    """Return how many tokens a part adds to a batch with shared prefixes: those that the part before, in order, does
+    not have, and a quarter of all for its attention.
     """
     n_shared = 0 if before is None else shared_length(before.inputs, part.inputs)
     return len(part.inputs) - n_shared + len(part.inputs) // _ATTENTION_SHARE

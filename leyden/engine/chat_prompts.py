@@ -1,8 +1,8 @@
 """Render conversations by a model's chat template: prompts with tools, responses with tool calls.
 
-`Chat` renders a request to a prompt, chooses the parser of tool calls, and keeps responses, so that
-the next prompt continues their exact ids. `PartialReply` is one response while it grows. The module
-knows a tokenizer, and no model, no decoder and no HTTP.
+`Chat` renders a request to a prompt, chooses the parser of tool calls, and keeps responses, so that the next prompt
+continues their exact ids. `PartialReply` is one response while it grows. The module knows a tokenizer, and no model, no
+decoder and no HTTP.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ logger = logging.getLogger("leyden.engine")
 _REMEMBERED_PROMPTS = 4096
 """The number of prompts that are cached."""
 _REMEMBERED_LENGTH = 8192
-"""The most characters of a prompt that is cached. Longer prompts are seldom repeated, and would
-fill the memory."""
+"""The most characters of a prompt that is cached. Longer prompts are seldom repeated, and would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,8 @@ class Chat:
     def __init__(self, text: Text, *, model: str, eos_ids: frozenset[int], tool_parser: str | None) -> None:
         """model: the model's name, for errors.
         eos_ids: the tokens that end a turn.
-        tool_parser: the name of a parser of tool calls; None takes the first that can read the
-            calls that the template writes.
+        tool_parser: the name of a parser of tool calls; None takes the first that can read the calls that the template
+            writes.
         """
         self._text = text
         self._model = model
@@ -112,8 +111,9 @@ class Chat:
         return prompt
 
     def reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> PartialReply:
-        """Return the reader of one response. index: the response's index among the request's
-        choices.
+        """Return the reader of one response.
+
+        index: the response's index among the request's choices.
         """
         parser = self.parser
         if parser is None or not (isinstance(request, ChatRequest) and request.may_call):
@@ -121,8 +121,8 @@ class Chat:
         kept = self._kept
 
         def new_id(said: str) -> str:
-            """Return a new id for a tool call: a random one or, with a seed, one that is derived
-            from the request and the response's calls so far.
+            """Return a new id for a tool call: a random one or, with a seed, one that is derived from the request and
+            the response's calls so far.
             """
             length = parser.call_id_length
             if request.seed is None:
@@ -137,11 +137,10 @@ class Chat:
     def ended(
         self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: PartialReply
     ) -> None:
-        """Keep the ids of a response that has ended, so that a later prompt that contains its text
-        continues them.
+        """Keep the ids of a response that has ended, so that a later prompt that contains its text continues them.
 
-        Do nothing for a text completion, or if the response may have ended at a text that the
-        client did not receive, such as a stop string.
+        Do nothing for a text completion, or if the response may have ended at a text that the client did not receive,
+        such as a stop string.
         """
         end = self._ends.get(response_ids[-1], "")
         if not isinstance(request, ChatRequest) or not (end or not (request.stops or request.stop_token_ids)):
@@ -166,8 +165,8 @@ class Chat:
         return bool(parse(self._text.decode(ids, self._kept), parser, schemas)[1])
 
     def _continued(self, text: str, keys: list[TurnKey], schemas: Schemas) -> Prompt:
-        """Return the prompt for a text. Its beginning gets the ids of an earlier turn that were
-        sampled, if they are proven to be that text.
+        """Return the prompt for a text. Its beginning gets the ids of an earlier turn that were sampled, if they are
+        proven to be that text.
 
         keys: the keys of earlier responses that are kept.
         """
@@ -186,8 +185,8 @@ class Chat:
     # ---- what the template can express ----------------------------------------------------------
 
     def _unstopped_end(self) -> str:
-        """Return what the template writes at the end of an answer; empty if a response stops there,
-        or if there is no template that could tell.
+        """Return what the template writes at the end of an answer; empty if a response stops there, or if there is no
+        template that could tell.
         """
         answer = {"role": "assistant", "content": f"leyden{self._nonce}"}
         known = {*self._text.tokenizer.added_tokens_decoder, *self._ends}
@@ -210,8 +209,8 @@ class Chat:
         return found
 
     def _untold(self) -> list[str]:
-        """Return what the template leaves out of tools whose names it writes. A template without
-        tools leaves out nothing here, because requests with tools are refused.
+        """Return what the template leaves out of tools whose names it writes. A template without tools leaves out
+        nothing here, because requests with tools are refused.
         """
         try:
             text = self._render([_QUESTION], [_TOLD_TOOL])
@@ -223,8 +222,8 @@ class Chat:
 
     @cached_property
     def parser(self) -> ToolParser | None:
-        """The parser of tool calls: the named one, or the first that can read the calls that the
-        template writes; None if none can.
+        """The parser of tool calls: the named one, or the first that can read the calls that the template writes; None
+        if none can.
         """
         if self._tool_parser is not None:
             return PARSERS[self._tool_parser]
@@ -235,18 +234,14 @@ class Chat:
 
     @cached_property
     def _kept(self) -> frozenset[int]:
-        """The special tokens that must stay in a response's text, because tool calls consist of
-        them.
-        """
+        """The special tokens that must stay in a response's text, because tool calls consist of them."""
         tokens = () if self.parser is None else self.parser.tokens
         known: dict[int, Any] = self._text.tokenizer.added_tokens_decoder
         return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
 
     @cached_property
     def _probed_turn(self) -> str:
-        """The template's text of a turn that calls a tool; empty if it drops the call or the tool's
-        answer.
-        """
+        """The template's text of a turn that calls a tool; empty if it drops the call or the tool's answer."""
         begun = self._attempt([_QUESTION], add_generation_prompt=True)
         whole = self._attempt([_QUESTION, _PROBE_CALL, _PROBE_RESULT], add_generation_prompt=True)
         start = len(begun) if whole.startswith(begun) else whole.find(_QUESTION["content"]) + len(_QUESTION["content"])
@@ -256,9 +251,7 @@ class Chat:
         return turn[: min((at for end in self._ends.values() if (at := turn.find(end)) >= 0), default=len(turn))]
 
     def _attempt(self, messages: list[Json], **options: Any) -> str:
-        """Return the template's text of messages, with a tool; empty if the template refuses
-        them.
-        """
+        """Return the template's text of messages, with a tool; empty if the template refuses them."""
         try:
             return self._render(messages, [_PROBE_TOOL], **options)
         except Exception:  # noqa: BLE001 -- a template may raise any error for messages that it does not accept
@@ -278,8 +271,8 @@ class Chat:
     def _written(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> str:
         """Return the template's text of a conversation, which is proven to hold every text of it.
 
-        A template may read a content as a list of parts where it gets a string. It then writes
-        nothing of it, or raises an error. Such contents are given as parts.
+        A template may read a content as a list of parts where it gets a string. It then writes nothing of it, or raises
+        an error. Such contents are given as parts.
         """
         given, refused, text, dropped = messages, None, "", list[_Text]()
         try:
@@ -314,12 +307,12 @@ class Chat:
         return text
 
     def _proven(self, messages: list[Json], tools: list[Json], options: Mapping[str, Any]) -> tuple[str, list[_Text]]:
-        """Return the template's text of a conversation, and the texts of the conversation that the
-        template does not write.
+        """Return the template's text of a conversation, and the texts of the conversation that the template does not
+        write.
 
-        Each text gets a mark of its own, at its end and, unless the assistant said it, at its
-        beginning. All marks must be in the template's text. Templates that trim, quote or escape a
-        text keep its marks, and so do those that drop the reasoning before an earlier answer.
+        Each text gets a mark of its own, at its end and, unless the assistant said it, at its beginning. All marks must
+        be in the template's text. Templates that trim, quote or escape a text keep its marks, and so do those that drop
+        the reasoning before an earlier answer.
         A text that is written as it is between its marks must be there without them, too.
         """
         marked: list[_Text] = []
@@ -327,7 +320,6 @@ class Chat:
         whole = f"leyden{self._nonce}w"
 
         def mark(text: str, kind: _Kind, message: int, *, also_before: bool = False) -> str:
-            """Return the text with its marks."""
             own = [f"leyden{self._nonce}x{len(marked) + number}x" for number in range(1 + also_before)]
             marked.extend(_Text(each, kind, message) for each in own)
             return "".join([*own[1:], text, own[0]])
@@ -404,7 +396,10 @@ class Chat:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text of the chat template for a conversation. options: further variables."""
+        """Return the text of the chat template for a conversation.
+
+        options: further variables.
+        """
         text: Any = self._text.tokenizer.apply_chat_template(
             messages,
             tools=tools or None,
@@ -429,7 +424,6 @@ class _Text:
 
 
 def _marked_call(function: Json, mark: Callable[[str], str]) -> Json:
-    """Return a call with a marked name, and a marked argument beside its own."""
     argument = mark("")
     return {**function, "name": mark(function["name"]), "arguments": {**function["arguments"], argument: argument}}
 
@@ -438,8 +432,9 @@ class PartialReply:
     """One response while it grows: its content, and the tools that it calls."""
 
     def __init__(self, text: StreamedText, reader: Reader | None, new_id: Callable[[str], str] = str) -> None:
-        """text: decodes the response. reader: finds tool calls in the text; None: it may call no
-        tool. new_id: returns an id for a call, given all calls so far as JSON.
+        """text: decodes the response.
+        reader: finds tool calls in the text; None: it may call no tool.
+        new_id: returns an id for a call, given all calls so far as JSON.
         """
         self._text = text
         self._reader = reader
@@ -451,8 +446,8 @@ class PartialReply:
         """The id of each of `calls`."""
 
     def advance(self, ids: Sequence[int], *, final: bool) -> tuple[str, list[Json]]:
-        """Return the content and the calls, in OpenAI's wire format, that are new since the last
-        call and that no later token can change.
+        """Return the content and the calls, in OpenAI's wire format, that are new since the last call and that no later
+        token can change.
 
         ids: all ids of the response so far.
         final: whether the response has ended.

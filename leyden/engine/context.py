@@ -1,10 +1,9 @@
 """The most tokens that a sequence of a model can have, by the model's configuration.
 
-Training and sampling compute the log-probability of a token once, in sequences of different length.
-A model whose rotary embedding changes the angles of all tokens at a length (LongRoPE,
-arXiv:2402.13753, and dynamic NTK) gives a token another log-probability when more tokens follow it,
-and its cached keys are wrong from that length on. Its context ends there. The module knows the JSON
-of transformers' configurations, and loads no library.
+Training and sampling compute the log-probability of a token once, in sequences of different length. A model whose
+rotary embedding changes the angles of all tokens at a length (LongRoPE, arXiv:2402.13753, and dynamic NTK) gives a
+token another log-probability when more tokens follow it, and its cached keys are wrong from that length on. Its context
+ends there. The module knows the JSON of transformers' configurations, and loads no library.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ def context_of(config: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the parameters of a model's rotary embeddings: one for all layers, or one for each kind
-    of layer.
-    """
+    """Yield the parameters of a model's rotary embeddings: one for all layers, or one for each kind of layer."""
     for field in ("rope_parameters", "rope_scaling"):
         found: Any = config.get(field)
         if isinstance(found, Mapping):

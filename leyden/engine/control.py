@@ -1,9 +1,9 @@
 """The calls of a `PolicyBackend` over HTTP: their arguments and results as JSON.
 
-A call is `POST /control/<method>` with the method's arguments by name; the answer is `{"ok": ...}`
-or `{"error": {"kind", "message"}}`. The types of arguments and results are those of the method's
-signature. Paths name files of a file system that both processes share. A new asynchronous method of
-the protocol can be called at once; add it to `IsolatedBackend`, too.
+A call is `POST /control/<method>` with the method's arguments by name; the answer is `{"ok": ...}` or `{"error":
+{"kind", "message"}}`. The types of arguments and results are those of the method's signature. Paths name files of a
+file system that both processes share. A new asynchronous method of the protocol can be called at once; add it to
+`IsolatedBackend`, too.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ METHODS: Final = [
 
 
 def remote(method: Method) -> Method:
-    """Return a method that makes the same call in another process: through `post` of the object, an
-    asynchronous method that takes the name and the arguments of a call and returns the answer.
+    """Return a method that makes the same call in another process: through `post` of the object, an asynchronous method
+    that takes the name and the arguments of a call and returns the answer.
     """
     name, signature, returned = method.__name__, inspect.signature(method), get_type_hints(method)["return"]
 
@@ -54,8 +54,8 @@ def remote(method: Method) -> Method:
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> bytes:
-    """Return a call's arguments as JSON: a loss by its name, its constants and the module that
-    registers it, and paths made absolute.
+    """Return a call's arguments as JSON: a loss by its name, its constants and the module that registers it, and paths
+    made absolute.
     """
     return to_json(
         {name: _wired(value) for name, value in arguments.items()}, inf_nan_mode="constants", fallback=_plain
@@ -63,8 +63,8 @@ def write_arguments(arguments: Mapping[str, Any]) -> bytes:
 
 
 def importable_loss(loss: Loss) -> tuple[str, str]:
-    """Return a loss's name, and the module that registers it. Raise ConfigError if it is the script
-    that runs, which no other process can import.
+    """Return a loss's name, and the module that registers it. Raise ConfigError if it is the script that runs, which no
+    other process can import.
     """
     name, kind = find_loss(loss).name, type(loss)
     if kind.__module__ == "__main__":
@@ -76,8 +76,8 @@ def importable_loss(loss: Loss) -> tuple[str, str]:
 
 
 def import_loss(name: str, module: str) -> None:
-    """Import the module that registers a loss, unless the loss is known. Raise ConfigError, which
-    names both, if that fails.
+    """Import the module that registers a loss, unless the loss is known. Raise ConfigError, which names both, if that
+    fails.
     """
     if name in LOSSES:
         return
@@ -95,8 +95,8 @@ def import_loss(name: str, module: str) -> None:
 
 
 def read_answer(body: bytes | str, returned: Any = Any) -> Any:
-    """Return the result of a call, given the body of its answer. Raise the error that the call
-    ended with, as the same class.
+    """Return the result of a call, given the body of its answer. Raise the error that the call ended with, as the same
+    class.
 
     returned: the type of the result.
     """
@@ -108,8 +108,8 @@ def read_answer(body: bytes | str, returned: Any = Any) -> Any:
 
 
 def describe_error(error: Exception) -> Json:
-    """Return an error as the JSON that `read_answer` reads. An error that is not a LeydenError
-    becomes an EngineError with the error's class in its message.
+    """Return an error as the JSON that `read_answer` reads. An error that is not a LeydenError becomes an EngineError
+    with the error's class in its message.
     """
     if isinstance(error, LeydenError):
         return {"error": {"kind": type(error).__name__, "message": str(error)}}
@@ -122,8 +122,8 @@ def control_handlers(backend: PolicyBackend) -> dict[str, Handler]:
 
 
 async def _serve(backend: PolicyBackend, name: str, body: bytes, headers: RequestHeaders) -> HttpReply:
-    """Reply to a control call with the method's result, or with a description of its error; the
-    status is 200 in both cases.
+    """Reply to a control call with the method's result, or with a description of its error; the status is 200 in both
+    cases.
     """
     try:
         answer: Json = {"ok": await getattr(backend, name)(**_read_arguments(name, body))}
@@ -135,9 +135,7 @@ async def _serve(backend: PolicyBackend, name: str, body: bytes, headers: Reques
 
 
 def _read_arguments(name: str, body: bytes) -> Json:
-    """Return the arguments of a call. Raise ConfigError for a value of another type than the
-    method's.
-    """
+    """Return the arguments of a call. Raise ConfigError for a value of another type than the method's."""
     model = _arguments_of(name)
     try:
         found = model.model_validate_json(body)
@@ -162,12 +160,10 @@ def _arguments_of(name: str) -> type[BaseModel]:
 
 @functools.cache
 def _answer_of(returned: Any) -> type[BaseModel]:
-    """Return a model of the answer to a call that returns this type."""
     return create_model("Answer", ok=(returned, None), error=(dict[str, str] | None, None))
 
 
 def _wired(argument: Any) -> Any:
-    """Return an argument of a call as it is written to JSON."""
     if isinstance(argument, Loss):
         name, module = importable_loss(argument)
         return {"name": name, "constants": argument, "module": module}
@@ -175,5 +171,4 @@ def _wired(argument: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a sequence or a number of another library as Python's own."""
     return value.tolist() if hasattr(value, "tolist") else list(value)

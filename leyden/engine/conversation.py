@@ -1,8 +1,7 @@
 """Check the messages and tools of a chat request, and bring them into the form of chat templates.
 
-Pure functions. Chat templates of Hugging Face want the arguments of a call as an object where
-OpenAI's wire format has JSON text, one string of content where it allows parts, and no fields that
-are null.
+Pure functions. Chat templates of Hugging Face want the arguments of a call as an object where OpenAI's wire format has
+JSON text, one string of content where it allows parts, and no fields that are null.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _NOT_FOR_TEMPLATES = ("strict",)
 
 
 def read_messages(given: list[Any]) -> list[Json]:
-    """Return the messages in the form of chat templates. Raise Refusal, which names the message and
-    its field, for an invalid one.
+    """Return the messages in the form of chat templates. Raise Refusal, which names the message and its field, for an
+    invalid one.
     """
     if not given:
         raise bad_request("'messages' must be a list of at least one message, got []", param="messages")
@@ -40,8 +39,8 @@ def read_messages(given: list[Any]) -> list[Json]:
 
 
 def _message(item: Any, where: str) -> Json:
-    """Return a validated message in the form of chat templates: `developer` becomes `system`, and
-    the content one text. Raise Refusal for a message that this engine cannot read.
+    """Return a validated message in the form of chat templates: `developer` becomes `system`, and the content one text.
+    Raise Refusal for a message that this engine cannot read.
 
     where: the message's place in the request, for error messages.
     """
@@ -72,9 +71,7 @@ def _message(item: Any, where: str) -> Json:
 
 
 def _content(value: Any, where: str) -> str:
-    """Return a message's content as one text; "" for None. Raise Refusal for parts that are not
-    text.
-    """
+    """Return a message's content as one text; "" for None. Raise Refusal for parts that are not text."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -105,7 +102,6 @@ def _call(item: Any, where: str) -> Json:
 
 
 def _function(given: Json, where: str) -> tuple[Json, str]:
-    """Return the field "function" of a call or a tool, and the function's name."""
     function = _object(given.get("function"), f"{where}.function")
     name = function.get("name")
     if not isinstance(name, str) or not name:
@@ -114,8 +110,8 @@ def _function(given: Json, where: str) -> tuple[Json, str]:
 
 
 def _arguments(value: Any, where: str) -> Json:
-    """Return the arguments of a tool call as an object; {} if they are missing or empty. Raise
-    Refusal for a text that is not JSON.
+    """Return the arguments of a tool call as an object; {} if they are missing or empty. Raise Refusal for a text that
+    is not JSON.
     """
     if value is None or value == "":
         return {}
@@ -129,8 +125,8 @@ def _arguments(value: Any, where: str) -> Json:
 
 
 def read_tools(given: list[Any]) -> list[Json]:
-    """Return the tools in the form of chat templates. Raise Refusal, which names the tool and its
-    field, for an invalid one.
+    """Return the tools in the form of chat templates. Raise Refusal, which names the tool and its field, for an invalid
+    one.
     """
     tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(given)]
     names = [tool["function"]["name"] for tool in tools]
@@ -140,9 +136,7 @@ def read_tools(given: list[Any]) -> list[Json]:
 
 
 def _tool(item: Any, where: str) -> Json:
-    """Return the validated definition of a function that the model may call, its fields in a fixed
-    order.
-    """
+    """Return the validated definition of a function that the model may call, its fields in a fixed order."""
     given = _object(item, where)
     if given.get("type") != "function":
         raise _wrong(f"{where}.type", "'function' (the engine knows no other tools)", given.get("type"))
@@ -200,8 +194,8 @@ def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "au
 
 
 def read_response_format(given: Json) -> Json | None:
-    """Return the JSON schema that the content must follow; None if the content is free. Raise
-    Refusal for an unknown type or a missing schema.
+    """Return the JSON schema that the content must follow; None if the content is free. Raise Refusal for an unknown
+    type or a missing schema.
     """
     match given.get("type"):
         case "text":
@@ -216,8 +210,9 @@ def read_response_format(given: Json) -> Json | None:
 
 
 def _object(value: Any, where: str) -> Json:
-    """Return the value if it is a JSON object, and raise Refusal otherwise. where: its name for the
-    message.
+    """Return the value if it is a JSON object, and raise Refusal otherwise.
+
+    where: its name for the message.
     """
     if not isinstance(value, dict):
         raise _wrong(where, "an object", value)
@@ -225,7 +220,8 @@ def _object(value: Any, where: str) -> Json:
 
 
 def _wrong(where: str, wanted: str, got: Any) -> Refusal:
-    """Return the refusal of a field that is not what it must be. where: the field's place in the
-    request.
+    """Return the refusal of a field that is not what it must be.
+
+    where: the field's place in the request.
     """
     return bad_request(f"{where} must be {wanted}, got {shown(got)}", param=re.split(r"[.\[]", where)[0])

@@ -1,9 +1,8 @@
 """`Decoder`: continuous batching. One thread decodes all requests together, one token at a time.
 
-Requests join between two steps and leave when they are done. The thread owns the cache, and only it
-reads the weights for sampling. Work that must not happen during a step, such as a change of the
-weights, is passed to the thread with `between_steps`. The module knows token ids only: no text, no
-HTTP, no gradients.
+Requests join between two steps and leave when they are done. The thread owns the cache, and only it reads the weights
+for sampling. Work that must not happen during a step, such as a change of the weights, is passed to the thread with
+`between_steps`. The module knows token ids only: no text, no HTTP, no gradients.
 
 Shapes: B rows of the batch, V vocabulary.
 """
@@ -50,11 +49,9 @@ class Constraint(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request for a response, and its result. Only the decoder's thread writes the result; any
-    thread may read it.
+    """One request for a response, and its result. Only the decoder's thread writes the result; any thread may read it.
 
-    Of the three lists of results `logprobs` grows last, so its length is the number of complete
-    tokens.
+    Of the three lists of results `logprobs` grows last, so its length is the number of complete tokens.
     """
 
     prompt_ids: list[int]
@@ -86,8 +83,7 @@ class Generation:
     error: Exception | None = None
     """Why the response failed; None if it has not."""
     cancelled: bool = False
-    """Any thread may set this to remove the request before the next step, without a
-    notification."""
+    """Any thread may set this to remove the request before the next step, without a notification."""
 
     @property
     def done(self) -> bool:
@@ -149,7 +145,6 @@ class _DecodingRow:
 
     @property
     def n_new(self) -> int:
-        """The number of tokens that the next step computes."""
         return len(self.tokens) - self.cached
 
 
@@ -157,8 +152,8 @@ class Decoder:
     """Decodes requests with `forward` on a thread of its own, from `start` to `stop`.
 
     max_batch_rows: the most requests in a batch; 1 if `deterministic` is set.
-    max_prefill_tokens: the most tokens of new prompts that are computed at once, padding included.
-        A longer prompt is computed alone.
+    max_prefill_tokens: the most tokens of new prompts that are computed at once, padding included. A longer prompt is
+        computed alone.
     deterministic: decode one request at a time, without caches of earlier ones.
     seed: the seed for requests without a seed.
     threads: torch's threads for decoding; None: torch's default.
@@ -200,8 +195,8 @@ class Decoder:
 
     @staticmethod
     def n_slots(max_batch_rows: int, deterministic: bool) -> int:
-        """Return the number of cache rows: twice the batch, so that the cache keeps conversations
-        that are between two turns.
+        """Return the number of cache rows: twice the batch, so that the cache keeps conversations that are between two
+        turns.
         """
         return 1 if deterministic else 2 * max_batch_rows
 
@@ -242,8 +237,7 @@ class Decoder:
         return future
 
     def forget_cache(self) -> None:
-        """Drop all cached keys and values. Those of rows under way are computed again in the next
-        step.
+        """Drop all cached keys and values. Those of rows under way are computed again in the next step.
 
         Call it in a chore of `between_steps`.
         """
@@ -263,8 +257,8 @@ class Decoder:
         )
 
     def _run(self) -> None:
-        """Decode until the decoder is stopped, then fail the unfinished generations. This is the
-        body of the decoder's thread.
+        """Decode until the decoder is stopped, then fail the unfinished generations. This is the body of the decoder's
+        thread.
         """
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # OpenMP's count belongs to the calling thread
@@ -296,8 +290,8 @@ class Decoder:
         return not stopping
 
     def _admit(self) -> None:
-        """Remove cancelled rows, and move waiting requests into the batch while it has room and the
-        step keeps its budget of prompt tokens.
+        """Remove cancelled rows, and move waiting requests into the batch while it has room and the step keeps its
+        budget of prompt tokens.
         """
         if any(row.generation.cancelled for row in self._rows):
             for row in [row for row in self._rows if row.generation.cancelled]:
@@ -357,9 +351,8 @@ class Decoder:
     def _logits(self) -> Tensor:
         """Return the next-token logits of each row, (B, V).
 
-        Rows whose padded prompts exceed the budget run one after the other, and so do the halves of
-        rows that do not fit into memory. A row that does not fit alone is removed, and its request
-        fails.
+        Rows whose padded prompts exceed the budget run one after the other, and so do the halves of rows that do not
+        fit into memory. A row that does not fit alone is removed, and its request fails.
         """
         rows, failed, logits_BV = list(self._rows), list[int](), torch.empty(0)
         waiting = deque(self._groups())
@@ -396,8 +389,8 @@ class Decoder:
     def _drawn(self, logits_BV: Tensor) -> tuple[list[int], list[float]]:
         """Return a token for each row, and its log-probability.
 
-        Halves of rows that do not fit into memory are drawn one after the other. A row that does
-        not fit alone is removed, and its request fails.
+        Halves of rows that do not fit into memory are drawn one after the other. A row that does not fit alone is
+        removed, and its request fails.
         """
         rows, uniforms = list(self._rows), [row.uniform() for row in self._rows]
         drawn: dict[int, tuple[int, float]] = {}
@@ -428,8 +421,8 @@ class Decoder:
         return [token for token, _ in found], [logprob for _, logprob in found]
 
     def _groups(self) -> list[list[int]]:
-        """Return the indices of the rows that are computed together: single tokens with as many
-        prompts, the shortest first, as the budget holds with their padding, then further prompts.
+        """Return the indices of the rows that are computed together: single tokens with as many prompts, the shortest
+        first, as the budget holds with their padding, then further prompts.
         """
         groups = [[index for index, row in enumerate(self._rows) if row.n_new == 1]]
         n_prompts = 0
@@ -443,8 +436,8 @@ class Decoder:
         return [sorted(group) for group in groups]
 
     def _attempt(self, rows: Sequence[_DecodingRow]) -> tuple[Tensor | None, str]:
-        """Return the logits of rows, and an empty text; None and the message of the allocation that
-        failed if they do not fit into memory.
+        """Return the logits of rows, and an empty text; None and the message of the allocation that failed if they do
+        not fit into memory.
         """
         try:
             sequences, cached = [row.tokens for row in rows], [row.cached for row in rows]
@@ -457,7 +450,8 @@ class Decoder:
     def _lower_budget(self, n_tokens: int, failure: str) -> None:
         """Halve the budget of prompt tokens, with one warning, after tokens that did not fit.
 
-        n_tokens: how many, padding included. failure: the message of the failed allocation.
+        n_tokens: how many, padding included.
+        failure: the message of the failed allocation.
         """
         before, self._max_prefill_tokens = (
             self._max_prefill_tokens,
@@ -491,8 +485,7 @@ class Decoder:
         return found
 
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Append one sampled token to each row, remove the finished rows, and notify the callers
-        that wait for them.
+        """Append one sampled token to each row, remove the finished rows, and notify the callers that wait for them.
 
         tokens, logprobs: one for each row, in the order of `_rows`.
         """
@@ -522,7 +515,6 @@ class Decoder:
         _notify_waiting(to_notify)
 
     def _leave(self, row: _DecodingRow) -> None:
-        """Remove a row from the batch, and give back its place in the cache."""
         self._rows.remove(row)
         self._slots.release(row.slot)
 
@@ -534,7 +526,6 @@ class Decoder:
 
 
 def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
-    """Run a chore, and set its future to the result or the error."""
     try:
         future.set_result(chore())
     except BaseException as error:  # noqa: BLE001 -- the future raises it in the caller

@@ -1,9 +1,9 @@
-"""`EmbeddedBackend`: a Hugging Face model in this process, trained by torch and sampled by a
-batched decoding loop over the same parameters.
+"""`EmbeddedBackend`: a Hugging Face model in this process, trained by torch and sampled by a batched decoding loop over
+the same parameters.
 
-Three threads share the model: the decoder's thread samples, and swaps weights between two steps; a
-training thread computes gradients; a third one serves HTTP. torch and transformers are imported
-when the backend starts, not before. The same code runs on a CPU and on one GPU.
+Three threads share the model: the decoder's thread samples, and swaps weights between two steps; a training thread
+computes gradients; a third one serves HTTP. torch and transformers are imported when the backend starts, not before.
+The same code runs on a CPU and on one GPU.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ logger = logging.getLogger("leyden.engine")
 
 
 def engine_listener(name: str, host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an engine's address. Raise EngineError, which names the
-    engine, if the address is taken or not this machine's.
+    """Return a socket that listens on an engine's address. Raise EngineError, which names the engine, if the address is
+    taken or not this machine's.
     """
     try:
         return listen(host, port)
@@ -101,49 +101,43 @@ class EmbeddedBackend(PolicyBackend):
         control_key: str | None = None,
         companion: Companion | None = None,
     ) -> None:
-        """model: a folder, a hub name, or a model object (also a PEFT model), which the backend
-            then owns.
-        tokenizer: a folder, a hub name, or a tokenizer object; None takes the tokenizer beside the
-            model. A model object without a tokenizer is sampled by token ids.
+        """model: a folder, a hub name, or a model object (also a PEFT model), which the backend then owns.
+        tokenizer: a folder, a hub name, or a tokenizer object; None takes the tokenizer beside the model. A model
+            object without a tokenizer is sampled by token ids.
         model_name: the name under which the endpoint serves the policy.
         device: "cpu" or "cuda"; None takes CUDA if there is a GPU.
-        dtype: the type of the weights, "float32" or "bfloat16"; None is float32, or the model
-            object's own type. The optimizer's weights are float32.
+        dtype: the type of the weights, "float32" or "bfloat16"; None is float32, or the model object's own type. The
+            optimizer's weights are float32.
         max_batch_rows: how many requests are decoded at once; others wait.
-        max_length: the longest sequence; None: the model's context, at most 4,096. The cache's
-            memory grows only as far as it is used. The context ends where a rotary embedding
-            changes the angles of a whole sequence with its length (LongRoPE, dynamic NTK).
-        max_tokens_per_microbatch: the most tokens that a gradient, or the prompts that join a
-            decode step, may hold in memory at once. Padding counts; a prefix that sequences share
-            counts once. A gradient or a step that runs out of memory halves it.
-        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as
-            a dict. `save_pretrained` merges them into the weights, `save_adapter` writes only them.
-            None: train all weights.
-        value_head: add a linear head on the last hidden state that estimates returns (a critic),
-            for losses that use values. It is trained with the policy and saved in its state, but is
-            not part of an exported Hugging Face folder.
-        gradient_checkpointing: keep only the input of each layer for the gradient and compute the
-            rest again. This takes a third more time, and memory that hardly grows with the number
-            of layers.
-        offload: keep the optimizer's moments, and its float32 copies of narrower weights, in the
-            CPU's memory between two steps. The weights stay, because sampling reads them. It does
-            nothing on a CPU.
-        deterministic: make a response depend only on weights, prompt and seed. Requests are then
-            decoded one by one, and each must have a seed. Without it, other rows in the batch
-            change the last bits of a probability, so a seed gives equal responses only up to
-        rounding. seed: the seed of the sampler, for requests without a seed.
-        threads: torch's threads, for decoding and for training each. "auto" takes one for a model
-            of less than 16 million parameters, else all cores, or all but one if there are at least
-            four. None leaves torch's default. `statistics().extra["threads"]` has the number.
-        tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the
-            first that can read the calls that the chat template writes.
-        host, port: the endpoint's address; port 0 takes a free one. Any address but loopback needs
-            `api_key`.
+        max_length: the longest sequence; None: the model's context, at most 4,096. The cache's memory grows only as far
+            as it is used. The context ends where a rotary embedding changes the angles of a whole sequence with its
+            length (LongRoPE, dynamic NTK).
+        max_tokens_per_microbatch: the most tokens that a gradient, or the prompts that join a decode step, may hold in
+            memory at once. Padding counts; a prefix that sequences share counts once. A gradient or a step that runs
+            out of memory halves it.
+        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as a dict.
+            `save_pretrained` merges them into the weights, `save_adapter` writes only them. None: train all weights.
+        value_head: add a linear head on the last hidden state that estimates returns (a critic), for losses that use
+            values. It is trained with the policy and saved in its state, but is not part of an exported Hugging Face
+            folder.
+        gradient_checkpointing: keep only the input of each layer for the gradient and compute the rest again. This
+            takes a third more time, and memory that hardly grows with the number of layers.
+        offload: keep the optimizer's moments, and its float32 copies of narrower weights, in the CPU's memory between
+            two steps. The weights stay, because sampling reads them. It does nothing on a CPU.
+        deterministic: make a response depend only on weights, prompt and seed. Requests are then decoded one by one,
+        and each must have a seed. Without it, other rows in the batch change the last bits of a probability, so a seed
+        gives equal responses only up to rounding.
+        seed: the seed of the sampler, for requests without a seed.
+        threads: torch's threads, for decoding and for training each. "auto" takes one for a model of less than 16
+            million parameters, else all cores, or all but one if there are at least four. None leaves torch's default.
+            `statistics().extra["threads"]` has the number.
+        tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the first that can read
+            the calls that the chat template writes.
+        host, port: the endpoint's address; port 0 takes a free one. Any address but loopback needs `api_key`.
         api_key: the key that clients must send; None: none.
-        control_key: also serve training, to clients with this key. `IsolatedBackend` drives its
-            child process with it.
-        companion: a server that runs in the endpoint's event loop and calls the endpoint without
-            HTTP, such as a gateway in the engine's process.
+        control_key: also serve training, to clients with this key. `IsolatedBackend` drives its child process with it.
+        companion: a server that runs in the endpoint's event loop and calls the endpoint without HTTP, such as a
+            gateway in the engine's process.
         Raise ConfigError for an option out of its range.
         """
         check_token("api_key", api_key, host=host)
@@ -215,8 +209,8 @@ class EmbeddedBackend(PolicyBackend):
         return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
     def stop_serving(self) -> None:
-        """Close the endpoint, and end the companion, the server that runs in the endpoint's event
-        loop. The decoder and the learner continue.
+        """Close the endpoint, and end the companion, the server that runs in the endpoint's event loop. The decoder and
+        the learner continue.
         """
         if self._running is not None:
             self._running.server.stop()
@@ -291,9 +285,7 @@ class EmbeddedBackend(PolicyBackend):
         return await running.train(lambda: work(running))
 
     def _start(self) -> None:
-        """Build the engine unless it is running. On failure, end its thread and restore torch's
-        settings.
-        """
+        """Build the engine unless it is running. On failure, end its thread and restore torch's settings."""
         with self._lock:
             if self._running is not None:
                 return
@@ -310,8 +302,7 @@ class EmbeddedBackend(PolicyBackend):
                 raise
 
     def _build(self, executor: ThreadPoolExecutor) -> RunningPolicy:
-        """Load the policy, build its learner, decoder and endpoint, and start the decoder and the
-        endpoint.
+        """Load the policy, build its learner, decoder and endpoint, and start the decoder and the endpoint.
 
         Runs on the training thread, the only thread of `executor`.
         """
@@ -378,8 +369,8 @@ class EmbeddedBackend(PolicyBackend):
         )
 
     def _load(self) -> tuple[LoadedPolicy, int | None]:
-        """Load the model, with adapters if `lora` is set, and set torch's threads. Return the model
-        and the number of threads; None if torch's default was left.
+        """Load the model, with adapters if `lora` is set, and set torch's threads. Return the model and the number of
+        threads; None if torch's default was left.
         """
         import torch
 

@@ -1,9 +1,8 @@
 """The engine's endpoint: an ASGI application over a decoder.
 
-It serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages` (streamed or
-not), `/v1/models` and `/health`. If a client disconnects, its responses leave the batch. The module
-knows the decoder's queue and the wire format; no gradients, no rollouts. To serve more paths, give
-`Endpoint` handlers.
+It serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages` (streamed or not), `/v1/models`
+and `/health`. If a client disconnects, its responses leave the batch. The module knows the decoder's queue and the wire
+format; no gradients, no rollouts. To serve more paths, give `Endpoint` handlers.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ logger = logging.getLogger("leyden.engine")
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """The name of the model that an endpoint serves, its limits, and the keys that clients must
-    send.
-    """
+    """The name of the model that an endpoint serves, its limits, and the keys that clients must send."""
 
     model_name: str
     max_length: int
@@ -111,8 +108,8 @@ class Endpoint:
             await send_reply(send, dialect.error(500, str(error)), status=500)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Dispatch a request by its path: health, control commands, completions, the list of
-        models. Raise Refusal for any other path.
+        """Dispatch a request by its path: health, control commands, completions, the list of models. Raise Refusal for
+        any other path.
         """
         self._guard.check(scope)
         path, headers = scope["path"], dict(scope["headers"])
@@ -143,8 +140,8 @@ class Endpoint:
             raise bad_request(f"there is nothing at {scope['method']} {path}; possible: {possible}", status=404)
 
     async def _complete(self, request: ChatRequest | TextRequest, receive: Receive, send: Send) -> None:
-        """Generate the `n` responses to a completion request and send them, whole or as a stream.
-        Cancel the generations if the client disconnects.
+        """Generate the `n` responses to a completion request and send them, whole or as a stream. Cancel the
+        generations if the client disconnects.
         """
         prompt = self._prompt(request)
         constraints: list[GrammarConstraint] | list[None] = [None] * request.n
@@ -185,8 +182,8 @@ class Endpoint:
     ) -> None:
         """Send a chunk with the new tokens of each choice whenever there are some.
 
-        The text may lag behind its tokens, until no later token can change it. An error after the
-        first chunk is sent as an event.
+        The text may lag behind its tokens, until no later token can change it. An error after the first chunk is sent
+        as an event.
         """
         response_id = _response_id(request.kind)
         first: list[int] | None = prompt.token_ids
@@ -218,8 +215,8 @@ class Endpoint:
     def _new_parts(
         self, request: ChatRequest | TextRequest, prompt: Prompt, streams: Sequence[_ChoiceStream]
     ) -> Iterator[Choice]:
-        """Yield the new part of each choice that has one. When a choice has ended, keep its ids for
-        the next turn, before the client can continue the conversation.
+        """Yield the new part of each choice that has one. When a choice has ended, keep its ids for the next turn,
+        before the client can continue the conversation.
         """
         for stream in streams:
             if (choice := stream.take()) is None:
@@ -229,8 +226,8 @@ class Endpoint:
             yield choice
 
     def _prompt(self, request: ChatRequest | TextRequest) -> Prompt:
-        """Return the request's prompt. Raise Refusal for an unknown model, an empty prompt, a
-        prompt that fills the context, or a missing seed in deterministic mode.
+        """Return the request's prompt. Raise Refusal for an unknown model, an empty prompt, a prompt that fills the
+        context, or a missing seed in deterministic mode.
         """
         options = self._options
         if request.model != options.model_name:
@@ -256,8 +253,8 @@ class Endpoint:
         return prompt
 
     def _read_prompt(self, request: ChatRequest | TextRequest) -> Prompt:
-        """Return the prompt's token ids: the given ids, the encoded text, or the messages in the
-        model's chat template. Raise Refusal for an id outside the vocabulary.
+        """Return the prompt's token ids: the given ids, the encoded text, or the messages in the model's chat template.
+        Raise Refusal for an id outside the vocabulary.
         """
         if isinstance(request, TextRequest) and isinstance(request.prompt, list):
             if fault := unknown_token(request.prompt, self._policy.n_vocabulary):
@@ -303,8 +300,7 @@ class Endpoint:
 
     def _ends_text(self, request: ChatRequest | TextRequest) -> Callable[[Sequence[int]], bool] | None:
         """Return a function of a response's ids so far that tells whether its text ends the
-        response: by a stop string, or by its first tool call if it may hold no other. None if
-        neither applies.
+        response: by a stop string, or by its first tool call if it may hold no other. None if neither applies.
         """
         stops, text, chat = request.stops, self._text, self._chat
         schemas = None
@@ -325,7 +321,8 @@ class _ChoiceStream:
     """The part of one generation that has been sent."""
 
     def __init__(self, index: int, generation: Generation, reply: PartialReply | None, offsets: Offsets | None) -> None:
-        """index: the index of the choice. reply: reads the text; None if there is no tokenizer.
+        """index: the index of the choice.
+        reply: reads the text; None if there is no tokenizer.
         offsets: finds the tokens in the text; None if the request does not ask for that.
         """
         self._offsets = offsets
@@ -389,5 +386,4 @@ def _check_key(scope: Scope, wanted: str | None) -> None:
 
 
 def _response_id(kind: Kind) -> str:
-    """Return a new id for a response, in OpenAI's form."""
     return ("chatcmpl-" if kind == "chat.completion" else "cmpl-") + secrets.token_hex(12)

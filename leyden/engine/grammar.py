@@ -1,7 +1,7 @@
 """Constrain responses to a form: required tool calls, or JSON by a schema.
 
-A grammar determines which tokens may come next; the decoder samples among those. llguidance, an
-optional package, follows the grammar, which is written in its dialect of Lark.
+A grammar determines which tokens may come next; the decoder samples among those. llguidance, an optional package,
+follows the grammar, which is written in its dialect of Lark.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from leyden.engine.wire import ChatRequest
 Json = dict[str, Any]
 
 _REMEMBERED = 64
-"""The number of compiled grammars that are cached, because agents use few schemas again and
-again."""
+"""The number of compiled grammars that are cached, because agents use few schemas again and again."""
 _OF_CONTENT = "response_format.json_schema.schema"
 """The place of the content's schema in a request."""
 _SEARCH_SECONDS = 1.0
-"""The seconds after which the search for a faulty keyword gives up, because it compiles every part
-of a schema."""
+"""The seconds after which the search for a faulty keyword gives up, because it compiles every part of a schema."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The white space of JSON as chat templates write it. A weak policy that may choose its white space
-can write it without end."""
+"""The white space of JSON as chat templates write it. A weak policy that may choose its white space can write it
+without end."""
 
 
 class GrammarConstraint:
@@ -62,9 +60,7 @@ class GrammarConstraint:
 
 
 class Grammars:
-    """Compiles and caches grammars for one tokenizer. `constraints` may be called from several
-    threads.
-    """
+    """Compiles and caches grammars for one tokenizer. `constraints` may be called from several threads."""
 
     def __init__(self, tokenizer: Any, *, n_vocabulary: int, eos_ids: frozenset[int]) -> None:
         # A tokenizer may have tokens that the model has no weights for; those are never sampled.
@@ -80,8 +76,8 @@ class Grammars:
         """Return a constraint for each choice of a request that is `constrained`.
 
         parser: the form of the model's tool calls; None if it has none.
-        Raise Refusal if a schema cannot be enforced. The first call can take a second, and each new
-        grammar some milliseconds.
+        Raise Refusal if a schema cannot be enforced. The first call can take a second, and each new grammar some
+        milliseconds.
         """
         schemas = _schemas(request)
         grammar = self._grammar(request, parser, schemas)
@@ -93,9 +89,7 @@ class Grammars:
             return [GrammarConstraint(matcher.deep_copy()) for _ in range(request.n)]
 
     def _refusal(self, schemas: Mapping[str, Json], message: str) -> Refusal:
-        """Return the refusal of a grammar that cannot be compiled, which names the keyword that is
-        at fault.
-        """
+        """Return the refusal of a grammar that cannot be compiled, which names the keyword that is at fault."""
 
         until = time.monotonic() + _SEARCH_SECONDS
 
@@ -115,8 +109,8 @@ class Grammars:
         return bad_request(f"the response's grammar cannot be compiled: {message}", code="bad_schema")
 
     def _grammar(self, request: ChatRequest, parser: ToolParser | None, schemas: Mapping[str, Json]) -> str:
-        """Return the text of the Lark grammar that a response must follow: a JSON object of the
-        schema, tool calls, or either.
+        """Return the text of the Lark grammar that a response must follow: a JSON object of the schema, tool calls, or
+        either.
         """
         rules: dict[str, str] = {}
         starts: list[str] = []
@@ -131,8 +125,8 @@ class Grammars:
         return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
 
     def _calls(self, request: ChatRequest, parser: ToolParser, schemas: Mapping[str, Json]) -> dict[str, str]:
-        """Return the grammar rules for calls of the allowed tools, in the model's own form of tool
-        calls. Raise Refusal if that form has no grammar.
+        """Return the grammar rules for calls of the allowed tools, in the model's own form of tool calls. Raise Refusal
+        if that form has no grammar.
         """
         arguments = {name: _rule(schemas[_of_tool(request, name)]) for name in request.callable_tools}
         rules = parser.grammar(arguments, self._literal, many=request.may_call_often)
@@ -145,8 +139,8 @@ class Grammars:
         return rules
 
     def _literal(self, text: str) -> str:
-        """Return a text as a literal of the grammar: as a token if the tokenizer has a special
-        token for it, because the grammar's text does not match special tokens.
+        """Return a text as a literal of the grammar: as a token if the tokenizer has a special token for it, because
+        the grammar's text does not match special tokens.
         """
         number = self._special.get(text)
         return json.dumps(text) if number is None else f"<[{number}]>"
@@ -187,8 +181,8 @@ class _Uncompilable(ValueError):
 
 
 def _schemas(request: ChatRequest) -> dict[str, Json]:
-    """Return the schemas of a request's grammar, as it can hold them, by their place in the
-    request. Raise Refusal for one that cannot be held.
+    """Return the schemas of a request's grammar, as it can hold them, by their place in the request. Raise Refusal for
+    one that cannot be held.
     """
     found: dict[str, Json] = {}
     if request.json_schema is not None:
@@ -203,11 +197,9 @@ def _schemas(request: ChatRequest) -> dict[str, Json]:
 
 
 def _of_tool(request: ChatRequest, name: str) -> str:
-    """Return the place of a tool's schema in the request."""
     index = next(index for index, tool in enumerate(request.tools) if tool["function"]["name"] == name)
     return f"tools[{index}].function.parameters"
 
 
 def _rule(schema: Json) -> str:
-    """Return the grammar's rule for a JSON value that follows the schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': _ONE_FORM})}"

@@ -1,9 +1,8 @@
 """Compute the inputs of a loss from hidden states: log-probabilities, entropies and values.
 
 A large vocabulary is processed in chunks of tokens, so that memory does not grow with tokens times
-vocabulary: only the logits of one chunk exist at a time, and they are computed again for the
-gradient. A small vocabulary takes the direct path, whose operations and their order are fixed. The
-module knows no losses.
+vocabulary: only the logits of one chunk exist at a time, and they are computed again for the gradient. A small
+vocabulary takes the direct path, whose operations and their order are fixed. The module knows no losses.
 
 Shapes: N tokens, E width of a hidden state, V vocabulary, C tokens of a chunk.
 """
@@ -27,14 +26,14 @@ from leyden.errors import ConfigError
 logger = logging.getLogger("leyden.engine")
 
 SMALLEST_CHUNKED_VOCABULARY: Final = 4096
-"""The smallest vocabulary that is processed in chunks. Below it the logits of a micro-batch are
-small, and the direct path is as fast."""
+"""The smallest vocabulary that is processed in chunks. Below it the logits of a micro-batch are small, and the direct
+path is as fast."""
 _CHUNK_ELEMENTS: Final = 2**24
-"""The number of logits of a chunk on a CPU, 64 MiB in float32: enough for fast matrix products. Two
-such tensors exist at a time."""
+"""The number of logits of a chunk on a CPU, 64 MiB in float32: enough for fast matrix products. Two such tensors exist
+at a time."""
 _CHUNK_ELEMENTS_OF_GPU: Final = 2**27
-"""The number of logits of a chunk on an accelerator, 512 MiB in float32. Each chunk reads the
-head's weights and adds to their gradient, which takes longer than the products of a small chunk."""
+"""The number of logits of a chunk on an accelerator, 512 MiB in float32. Each chunk reads the head's weights and adds
+to their gradient, which takes longer than the products of a small chunk."""
 
 Head = Callable[[Tensor], Tensor]
 """A model's output head, from hidden states to logits."""
@@ -75,8 +74,7 @@ class TokenReader:
         entropy_gradient: bool = False,
         values: bool = False,
     ) -> TokenOutputs:
-        """Return the outputs at the N positions of the sequences. Causal models see only earlier
-        tokens.
+        """Return the outputs at the N positions of the sequences. Causal models see only earlier tokens.
 
         next_ids_N: the token after each position, whose log-probability is returned.
         temperature: divides the logits.
@@ -103,8 +101,8 @@ class TokenReader:
 def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Linear:
     """Return a linear head, in float32, that estimates the return from a token's hidden state.
 
-    Its weights are 0 at first, so that its first estimates are 0 and it draws no random numbers.
-    Raise ConfigError for a model whose hidden states cannot be read apart from its logits.
+    Its weights are 0 at first, so that its first estimates are 0 and it draws no random numbers. Raise ConfigError for
+    a model whose hidden states cannot be read apart from its logits.
     """
     if forward.head is None:
         raise ConfigError(
@@ -122,11 +120,10 @@ def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Lin
 def chunked_logprobs(
     hidden_NE: Tensor, head: Head, ids_N: Tensor, temperature: float, *, chunk_elements: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token of `ids_N` and the entropy of its distribution, both
-    (N,) in float32.
+    """Return the log-probability of each token of `ids_N` and the entropy of its distribution, both (N,) in float32.
 
-    They equal those of `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without
-    a tensor of shape (N, V): only `chunk_elements` logits are in memory, forwards and backwards.
+    They equal those of `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without a tensor of shape
+    (N, V): only `chunk_elements` logits are in memory, forwards and backwards.
     """
     if type(head) is torch.nn.Linear:
         linear = cast(torch.nn.Linear, head)
@@ -148,11 +145,6 @@ def _of_chunk(hidden_CE: Tensor, head: Head, ids_C: Tensor, temperature: float) 
 
 
 def _direct(logits_NV: Tensor, ids_N: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token and the entropy of its distribution, from the
-    logits.
-
-    An entropy's terms 0 * log 0, of tokens that a mask forbids, count as 0.
-    """
     logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
     if not entropy_gradient:
@@ -161,16 +153,15 @@ def _direct(logits_NV: Tensor, ids_N: Tensor, temperature: float, entropy_gradie
 
 
 def _chunks(n: int, size: int) -> Iterator[slice]:
-    """Return slices that divide `n` rows into chunks of `size`."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 class _ChunkedLinear(torch.autograd.Function):
-    """Log-probabilities and entropies after a linear head. The logits are computed again for the
-    gradient.
+    """Log-probabilities and entropies after a linear head. The logits are computed again for the gradient.
 
     With z the logits over the temperature, p = softmax(z) and H the entropy:
-    d log p_i / d z_j = [i = j] - p_j, and d H / d z_j = - p_j (log p_j + H).
+
+        d log p_i / d z_j = [i = j] - p_j        d H / d z_j = - p_j (log p_j + H)
     """
 
     @staticmethod
@@ -185,8 +176,8 @@ class _ChunkedLinear(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of `ids_N` and the entropies, each (N,) in float32.
 
-        size: the number of tokens in a chunk. Only the softmax's log-normaliser and the entropy of
-            each token are kept for `backward`.
+        size: the number of tokens in a chunk. Only the softmax's log-normaliser and the entropy of each token are kept
+            for `backward`.
         """
         logprobs_N, normaliser_N, entropies_N = (hidden_NE.new_empty(len(ids_N), dtype=torch.float32) for _ in range(3))
         for at in _chunks(len(ids_N), size):
@@ -206,8 +197,8 @@ class _ChunkedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of hidden states, weight and bias, and None for the other inputs of
-        `forward`. Logits are computed again, chunk by chunk.
+        """Return the gradients of hidden states, weight and bias, and None for the other inputs of `forward`. Logits
+        are computed again, chunk by chunk.
         """
         hidden_NE, weight_VE, bias_V, ids_N, normaliser_N, entropies_N = ctx.saved_tensors
         by_logprob_N, by_entropy_N = gradients
@@ -248,6 +239,5 @@ class _ChunkedLinear(torch.autograd.Function):
 
 
 def _tempered(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    """Return a chunk's logits in float32, divided by the temperature."""
     logits_CV = linear(hidden_CE, weight_VE, bias_V).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)

@@ -1,9 +1,8 @@
-"""`IsolatedBackend`: the embedded backend in a child process, so that its Python and its torch do
-not compete with the agents for this process's interpreter.
+"""`IsolatedBackend`: the embedded backend in a child process, so that its Python and its torch do not compete with the
+agents for this process's interpreter.
 
-The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback
-HTTP, and reports when it dies. The parent needs no torch. State and model folders are paths on the
-file system that both processes share.
+The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback HTTP, and reports when
+it dies. The parent needs no torch. State and model folders are paths on the file system that both processes share.
 """
 
 from __future__ import annotations
@@ -56,24 +55,21 @@ _OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if na
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A server to run in the engine's process, beside the endpoint: there it is the backend's
-    companion.
-    """
+    """A server to run in the engine's process, beside the endpoint: there it is the backend's companion."""
 
     function: str
-    """`module:function` of an asynchronous context manager (`embedded.Companion`). The engine's
-    process calls it with the argument, the descriptor of the listening socket, the endpoint and the
-    endpoint's base URL."""
+    """`module:function` of an asynchronous context manager (`embedded.Companion`). The engine's process calls it with
+    the argument, the descriptor of the listening socket, the endpoint and the endpoint's base URL."""
     argument: Any
     """Any value that can be pickled."""
     listener: socket.socket
-    """The socket on which the server accepts connections. It stays open here, so that callers
-    wait while the process is away."""
+    """The socket on which the server accepts connections. It stays open here, so that callers wait while the process is
+    away."""
 
 
 class IsolatedBackend(PolicyBackend):
-    """An `EmbeddedBackend` in a child process. The child ends when this process does, also if this
-    process is killed.
+    """An `EmbeddedBackend` in a child process. The child ends when this process does, also if this process is
+    killed.
     """
 
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
@@ -170,9 +166,7 @@ class IsolatedBackend(PolicyBackend):
         self._policy_version = await self._published_version()
 
     def _start(self) -> None:
-        """Start the engine's process unless it is running, and wait until it is ready. On failure,
-        stop it.
-        """
+        """Start the engine's process unless it is running, and wait until it is ready. On failure, stop it."""
         with self._lock:
             if self._child is not None:
                 return
@@ -209,9 +203,7 @@ class _EngineProcess:
         )
 
     def start(self) -> None:
-        """Send the options, and wait until the process serves. Raise the error that prevented its
-        start.
-        """
+        """Send the options, and wait until the process serves. Raise the error that prevented its start."""
         config: dict[str, Any] = {
             "parent": os.getpid(),
             "path": [str(Path(each).absolute()) for each in sys.path],  # "" is the working directory
@@ -257,7 +249,6 @@ class _EngineProcess:
         return body
 
     def stop(self) -> None:
-        """End the process and wait for it."""
         self._stopping = True
         self._command.close(grace_seconds=3 if self._visitor is None else _VISITOR_SECONDS)
 
@@ -265,8 +256,8 @@ class _EngineProcess:
 def _environment(threads: Threads) -> dict[str, str]:
     """Return the environment variables of the engine's process.
 
-    threads: the number of torch's threads; "auto": the process chooses it when it knows the model;
-        None: torch's default.
+    threads: the number of torch's threads; "auto": the process chooses it when it knows the model; None: torch's
+        default.
     """
     environment = dict(os.environ)
     root = str(Path(leyden.__file__).parent.parent)

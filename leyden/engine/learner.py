@@ -1,8 +1,8 @@
 """`TorchLearner`: gradients of a registered loss, and AdamW steps on a model's own parameters.
 
-The module knows sequences of token ids with weights and columns (such as behaviour
-log-probabilities and advantages), and not where they came from. It knows nothing of sampling.
-Dropout is off, so that the trained distribution is the sampled one.
+The module knows sequences of token ids with weights and columns (such as behaviour log-probabilities and advantages),
+and not where they came from. It knows nothing of sampling. Dropout is off, so that the trained distribution is the
+sampled one.
 
 Shapes: N trained tokens of a micro-batch, V vocabulary.
 """
@@ -57,8 +57,7 @@ class TorchLearner:
         """
         self._forward = forward
         self.max_tokens = max_tokens_per_microbatch
-        """The largest size of a micro-batch in tokens (`held_tokens`). It is lowered when memory
-        runs out."""
+        """The largest size of a micro-batch in tokens (`held_tokens`). It is lowered when memory runs out."""
         embeddings = model.get_input_embeddings().weight
         self._n_vocabulary = int(embeddings.shape[0])
         self._device: torch.device = embeddings.device
@@ -75,12 +74,11 @@ class TorchLearner:
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_()
             for name, parameter in self.parameters.items()
         }
-        """The tensors that the optimizer updates: the parameters, or float32 copies of narrower
-        ones."""
+        """The tensors that the optimizer updates: the parameters, or float32 copies of narrower ones."""
         policy = [master for name, master in self.masters.items() if name not in values]
         self._groups = [policy, [self.masters[name] for name in values]] if values else [policy]
-        """The parameters of the policy, and those of the value head if there is one. Each group has
-        its own learning rate and gradient norm."""
+        """The parameters of the policy, and those of the value head if there is one. Each group has its own learning
+        rate and gradient norm."""
         first = OptimParams()
         self.optimizer = torch.optim.AdamW(
             [{"params": group} for group in self._groups],
@@ -105,10 +103,10 @@ class TorchLearner:
     def forward(
         self, sequences: Sequence[TrainingSequence], temperature: float, *, values: bool = False
     ) -> ForwardResult:
-        """Return log-probabilities, entropies and, on request, values of the tokens with a weight,
-        without a gradient.
+        """Return log-probabilities, entropies and, on request, values of the tokens with a weight, without a gradient.
 
-        temperature: divides the logits. values: whether to return the value head's estimates.
+        temperature: divides the logits.
+        values: whether to return the value head's estimates.
         Raise ConfigError, which names the sequence, for invalid sequences.
         """
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length)
@@ -136,9 +134,8 @@ class TorchLearner:
         """Add the gradient of `loss` over the sequences to the parameters, and return the metrics.
 
         temperature: divides the logits.
-        Raise ConfigError, which names the sequence, for invalid sequences, and EngineError for a
-        loss that is not finite, or a sequence that does not fit into memory; the gradient is then
-        cleared.
+        Raise ConfigError, which names the sequence, for invalid sequences, and EngineError for a loss that is not
+        finite, or a sequence that does not fit into memory; the gradient is then cleared.
         """
         kind = find_loss(loss)
         columns = kind.columns_of(loss)
@@ -147,8 +144,8 @@ class TorchLearner:
         trained = [TrainedPart.of(s, columns, index) for index, s in enumerate(sequences) if any(s.weights)]
 
         def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
-            """Add the gradient and the metrics of one micro-batch. Raise EngineError, with the
-            gradient cleared, if its loss is not finite.
+            """Add the gradient and the metrics of one micro-batch. Raise EngineError, with the gradient cleared, if its
+            loss is not finite.
 
             owed: names of the parameters whose gradient this pass adds; None for all.
             """
@@ -185,9 +182,9 @@ class TorchLearner:
     ) -> None:
         """Call `run` with each micro-batch. If one does not fit into memory, call it with halves.
 
-        A backward pass that ran out of memory has added its gradient to some parameters already.
-        Its halves are run only for the others, so that the sum equals that of the whole up to
-        rounding. Raise EngineError, and clear the gradient, if one sequence alone does not fit.
+        A backward pass that ran out of memory has added its gradient to some parameters already. Its halves are run
+        only for the others, so that the sum equals that of the whole up to rounding. Raise EngineError, and clear the
+        gradient, if one sequence alone does not fit.
         """
         waiting: deque[tuple[list[TrainedPart], Owed]] = deque((batch, None) for batch in self._micro_batches(trained))
         while waiting:
@@ -206,8 +203,8 @@ class TorchLearner:
     def _lower_max_tokens(self, batch: Sequence[TrainedPart], failure: str) -> None:
         """Halve the largest size of a micro-batch, for this one and later ones, with one warning.
 
-        failure: the message of the failed allocation. Raise EngineError, and clear the gradient, if
-        the micro-batch is a single sequence.
+        failure: the message of the failed allocation. Raise EngineError, and clear the gradient, if the micro-batch is
+        a single sequence.
         """
         longest = max(len(part.inputs) for part in batch)
         if len(batch) == 1:
@@ -288,9 +285,7 @@ class TorchLearner:
         self.offload()
 
     def publish(self) -> None:
-        """Copy the float32 master weights into the parameters of a narrower type, which are
-        sampled.
-        """
+        """Copy the float32 master weights into the parameters of a narrower type, which are sampled."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if self.masters[name] is not parameter:
@@ -317,7 +312,6 @@ class _Metrics:
     n_trained: int = 0
 
     def add(self, other: _Metrics) -> None:
-        """Add the sums, maxima and counts of a micro-batch."""
         self.loss += other.loss
         self.sums |= {name: self.sums.get(name, 0.0) + value for name, value in other.sums.items()}
         self.maxima |= {name: max(self.maxima.get(name, value), value) for name, value in other.maxima.items()}
@@ -350,8 +344,8 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
 
 
 def _check_terms(terms: LossTerms, loss: str, n: int) -> None:
-    """Raise ConfigError, which names the loss and the tensor, for a tensor of the wrong shape. A
-    number in place of N objectives would be broadcast, and counted N times.
+    """Raise ConfigError, which names the loss and the tensor, for a tensor of the wrong shape. A number in place of N
+    objectives would be broadcast, and counted N times.
     """
     wanted = {"objective_N": (terms.objective_N, (n,))}
     for kind, metrics in (("sums", terms.sums), ("maxima", terms.maxima)):
@@ -374,8 +368,7 @@ def _memory_failure(
 ) -> str | None:
     """Call `run`. Return the message of an allocation that failed; None if none failed.
 
-    The error itself is not returned, because its traceback would keep the failed pass's tensors
-    alive.
+    The error itself is not returned, because its traceback would keep the failed pass's tensors alive.
     """
     try:
         run(batch, owed)

@@ -43,8 +43,8 @@ class LoadedPolicy:
     eos_ids: frozenset[int]
     """The tokens that end a turn."""
     context: int
-    """The most tokens of a sequence that the model is made for, and whose log-probabilities do not
-    depend on the tokens after them."""
+    """The most tokens of a sequence that the model is made for, and whose log-probabilities do not depend on the tokens
+    after them."""
     context_reason: str
     """What limits the context, as a clause for messages."""
     n_vocabulary: int
@@ -59,11 +59,10 @@ class LoadedPolicy:
 def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
     """Load a model and its tokenizer, and return them on the device.
 
-    model, tokenizer: a folder, a hub name or an object. device, dtype: None: the default of
-        `EmbeddedBackend`.
-    Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded. Raise
-    ConfigError if the tokenizer has more tokens than the model's embeddings, because it then
-    belongs to another model.
+    model, tokenizer: a folder, a hub name or an object.
+    device, dtype: None: the default of `EmbeddedBackend`.
+    Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded. Raise ConfigError if the
+    tokenizer has more tokens than the model's embeddings, because it then belongs to another model.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
@@ -96,8 +95,8 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
 
 
 def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
-    """Write the model and its tokenizer as a Hugging Face folder. Adapters are merged into a copy
-    of the weights, so that any library loads the folder.
+    """Write the model and its tokenizer as a Hugging Face folder. Adapters are merged into a copy of the weights, so
+    that any library loads the folder.
     """
     model = policy.model
     if hasattr(model, "merge_and_unload"):
@@ -110,11 +109,11 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 
 @contextlib.contextmanager
 def _declared_tied(model: Any) -> Generator[dict[str, Tensor]]:
-    """Return the tensors to write, so that loading them gives the same model. During the block, the
-    configuration says that weights are tied only if they are.
+    """Return the tensors to write, so that loading them gives the same model. During the block, the configuration says
+    that weights are tied only if they are.
 
-    transformers writes one of two tensors that share memory, and fills the other at loading only if
-    the configuration ties the two.
+    transformers writes one of two tensors that share memory, and fills the other at loading only if the configuration
+    ties the two.
     """
     weights: dict[str, Tensor] = model.state_dict()
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
@@ -143,9 +142,7 @@ def _declared_tied(model: Any) -> Generator[dict[str, Tensor]]:
 
 
 def share_weights(policy: LoadedPolicy) -> SharedWeights:
-    """Return handles of the policy's weights. A tied output head is among them, under its own
-    name.
-    """
+    """Return handles of the policy's weights. A tied output head is among them, under its own name."""
     reductions: Any = importlib.import_module("torch.multiprocessing.reductions")  # untyped
     weights: dict[str, Any] = {
         name: weight.detach() for name, weight in policy.model.named_parameters(remove_duplicate=False)
@@ -189,8 +186,7 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Generator[None]:
-    """Hold a lock during the block, and hide transformers' progress bars, which would garble the
-    caller's output.
+    """Hold a lock during the block, and hide transformers' progress bars, which would garble the caller's output.
 
     Transformers patches torch while it loads. Two loads at once would leave torch patched.
     """

@@ -1,7 +1,7 @@
 """Add low-rank adapters (LoRA, arXiv:2106.09685) to a model, with the package peft.
 
-The base weights are frozen and the adapters are float32, so that only the adapters are trained and
-saved in a state. The module knows models and adapter folders; nothing of sampling or gradients.
+The base weights are frozen and the adapters are float32, so that only the adapters are trained and saved in a state.
+The module knows models and adapter folders; nothing of sampling or gradients.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
-    """Return `model` with adapters: new ones, which do not change its outputs at first, or those in
-    the folder `lora.adapter`.
+    """Return `model` with adapters: new ones, which do not change its outputs at first, or those in the folder
+    `lora.adapter`.
 
     seed: the seed of the random half of new adapters.
-    Raise ConfigError if the model has none of the target modules, or the folder belongs to another
-    model; MissingExtra if peft is missing.
+    Raise ConfigError if the model has none of the target modules, or the folder belongs to another model; MissingExtra
+    if peft is missing.
     """
     peft = import_optional("peft", extra="lora", needed_by="LoRA")
     if hasattr(model, "peft_config"):
@@ -58,8 +58,8 @@ def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
 
 
 def check_mergeable(model: Any) -> None:
-    """Raise ConfigError for a model whose adapters cannot be merged into its weights, because its
-    exported folder would be another model. A model without adapters passes.
+    """Raise ConfigError for a model whose adapters cannot be merged into its weights, because its exported folder would
+    be another model. A model without adapters passes.
     """
     for config in getattr(model, "peft_config", {}).values():
         if not hasattr(model, "merge_and_unload"):
@@ -84,8 +84,8 @@ def check_mergeable(model: Any) -> None:
 
 
 def merged(model: Any, *, without_numbers: bool = False) -> Any:
-    """Return a copy of a model with its adapters merged into its weights. Raise ConfigError if part
-    of an adapter remains.
+    """Return a copy of a model with its adapters merged into its weights. Raise ConfigError if part of an adapter
+    remains.
 
     without_numbers: copy the structure alone, with weights on torch's device "meta".
     """
@@ -126,8 +126,8 @@ def _new_config(peft: Any, lora: LoRA) -> Any:
 
 
 def _config_in(peft: Any, folder: Path) -> Any:
-    """Return peft's configuration of the adapter in `folder`, set for training. Raise ConfigError
-    if there is no adapter, or if it cannot be read.
+    """Return peft's configuration of the adapter in `folder`, set for training. Raise ConfigError if there is no
+    adapter, or if it cannot be read.
     """
     if not (folder / "adapter_config.json").is_file() or not (folder / _WEIGHTS).is_file():
         raise ConfigError(
@@ -142,8 +142,7 @@ def _config_in(peft: Any, folder: Path) -> Any:
 
 
 def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
-    """Load an adapter's weights into the model. Raise ConfigError if a name or a shape differs from
-    the model's.
+    """Load an adapter's weights into the model. Raise ConfigError if a name or a shape differs from the model's.
 
     made_for: the base model that the adapter names, for the error message.
     """
@@ -157,8 +156,8 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Give each layer weights of its own where one with an adapter shares them, such as an output
-    head that is tied to the embeddings: the adapter of one must not be merged into the other.
+    """Give each layer weights of its own where one with an adapter shares them, such as an output head that is tied to
+    the embeddings: the adapter of one must not be merged into the other.
     """
     owners: defaultdict[int, list[tuple[Any, str]]] = defaultdict(list)
     adapted: set[int] = set()

@@ -1,5 +1,4 @@
-"""Save the accelerator's memory in training: recognise errors that mean that memory ran out, and
-move optimizer state.
+"""Save the accelerator's memory in training: recognise errors that mean that memory ran out, and move optimizer state.
 
 The module knows exceptions, tensors and optimizers.
 """
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor
 
 _MESSAGES = ("can't allocate memory", "not enough memory", "out of memory")
-"""Parts of the messages of a RuntimeError, in lower case, by which torch reports a failed
-allocation."""
+"""Parts of the messages of a RuntimeError, in lower case, by which torch reports a failed allocation."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -31,8 +29,8 @@ def free_cached_memory() -> None:
 
 
 def move_optimizer(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], device: torch.device) -> None:
-    """Move an optimizer's moments, and tensors that only the optimizer reads (`masters`, such as
-    float32 copies of weights), to a device.
+    """Move an optimizer's moments, and tensors that only the optimizer reads (`masters`, such as float32 copies of
+    weights), to a device.
     """
     for master in masters:
         master.data = master.data.to(device)

@@ -1,8 +1,8 @@
 """`PolicyBackend`: the protocol of a policy that can be sampled and trained.
 
-An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A
-backend knows nothing of rollouts, rewards or the store. To add a backend, implement the protocol
-and pass `tests/contracts/engine.py`.
+An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A backend knows
+nothing of rollouts, rewards or the store. To add a backend, implement the protocol and pass
+`tests/contracts/engine.py`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class SamplingParams:
     top_p: float = 1.0
     """Sample among the fewest most likely tokens whose probabilities sum to this, in (0, 1]."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the response, besides the model's own end-of-turn tokens. The token is part
-    of the response."""
+    """Tokens that end the response, besides the model's own end-of-turn tokens. The token is part of the response."""
     seed: int | None = None
-    """Seed of the response. In a deterministic backend, equal prompts, weights and seeds give equal
-    responses. None: a random seed."""
+    """Seed of the response. In a deterministic backend, equal prompts, weights and seeds give equal responses. None: a
+    random seed."""
 
     def __post_init__(self) -> None:
         check_number("max_tokens", self.max_tokens, at_least=1, whole=True)
@@ -55,9 +54,9 @@ class SampledResponse:
     token_ids: list[int]
     """Shape (R,). The last one is the end-of-turn token if that was sampled."""
     logprobs: list[float]
-    """Shape (R,): the log-probability with which each token was drawn, at the temperature and among
-    the tokens that top_p keeps. For temperature 0 it is the one at temperature 1, of the whole
-    distribution. Only at top_p 1 is it the one that `forward` returns at the same temperature."""
+    """Shape (R,): the log-probability with which each token was drawn, at the temperature and among the tokens that
+    top_p keeps. For temperature 0 it is the one at temperature 1, of the whole distribution. Only at top_p 1 is it the
+    one that `forward` returns at the same temperature."""
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]
@@ -73,8 +72,7 @@ class OptimParams:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm. The gradient of a value head has a norm of its
-    own."""
+    """The gradient is scaled down to this norm. The gradient of a value head has a norm of its own."""
     value_learning_rate: float | None = None
     """Learning rate of the value head's own parameters; None takes `learning_rate`."""
 
@@ -90,17 +88,15 @@ class OptimParams:
 @named_options
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """Options to train low-rank adapters with frozen weights: `W + alpha / rank * B @ A` (LoRA,
-    arXiv:2106.09685).
-    """
+    """Options to train low-rank adapters with frozen weights: `W + alpha / rank * B @ A` (LoRA, arXiv:2106.09685)."""
 
     rank: int = 16
     """Rows of A and columns of B; at least 1."""
     alpha: float = 32.0
     """The scale of the adapters, above 0."""
     target_modules: str | Sequence[str] = "all-linear"
-    """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or
-    "all-linear": all but the output head."""
+    """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or "all-linear": all but the output
+    head."""
     adapter: str | Path | None = None
     """A folder with an adapter to continue with. It decides rank, alpha and modules itself."""
 
@@ -114,9 +110,7 @@ class LoRA:
 
     @classmethod
     def of(cls, given: object) -> LoRA | None:
-        """Return the options, which may be given as a dict; None for None. Raise ConfigError for
-        anything else.
-        """
+        """Return the options, which may be given as a dict; None for None. Raise ConfigError for anything else."""
         if given is None or isinstance(given, LoRA):
             return given
         if isinstance(given, Mapping):
@@ -132,26 +126,25 @@ class ForwardBackwardResult:
     """The weighted sum of the loss over the trained tokens."""
     n_sequences: int
     n_tokens: int
-    """The number of tokens of the sequences up to the last trained one. A prefix that several
-    sequences share counts for each."""
+    """The number of tokens of the sequences up to the last trained one. A prefix that several sequences share counts
+    for each."""
     n_trained: int
     """The number of tokens with a weight other than 0."""
     metrics: dict[str, float]
-    """Means and maxima over trained tokens by name: `entropy`, the policy's mean entropy in nats,
-    and the metrics of the loss (of `ppo`: `clip_fraction`, `kl` and `max_logprob_difference`)."""
+    """Means and maxima over trained tokens by name: `entropy`, the policy's mean entropy in nats, and the metrics of
+    the loss (of `ppo`: `clip_fraction`, `kl` and `max_logprob_difference`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """Numbers of each token of several sequences, under the current weights: one list for each
-    sequence, with one number for each token.
+    """Numbers of each token of several sequences, under the current weights: one list for each sequence, with one
+    number for each token.
     """
 
     logprobs: list[list[float]]
     """The log-probability of each token with a weight other than 0; 0.0 for the others."""
     entropies: list[list[float]]
-    """The entropy, in nats, of the distribution that each such token was drawn from; 0.0 for the
-    others."""
+    """The entropy, in nats, of the distribution that each such token was drawn from; 0.0 for the others."""
     values: list[list[float]] | None = None
     """The value head's estimate for each such token; None if they were not requested."""
 
@@ -192,8 +185,7 @@ class EngineCapabilities:
     adapter: bool = False
     """Whether adapters are trained, which `save_adapter` writes."""
     shared_weights: bool = False
-    """Whether the sampler reads the learner's own weights, so that an optimizer step is
-    published at once."""
+    """Whether the sampler reads the learner's own weights, so that an optimizer step is published at once."""
     reports_versions: bool = False
     """Whether the endpoint reports the version of each token. Otherwise the gateway records the
     version of each call."""
@@ -201,8 +193,8 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """The location of weights in memory, for another process that samples with them. Each list has
-    one item for each weight.
+    """The location of weights in memory, for another process that samples with them. Each list has one item for each
+    weight.
     """
 
     names: list[str]
@@ -211,14 +203,12 @@ class SharedWeights:
     """Types as torch names them, such as "bfloat16"."""
     shapes: list[list[int]]
     handles: str
-    """A pickled list in Base64, with one dict for each weight: the arguments of torch's function
-    that maps the weight, by the UUID of its GPU, or by "cpu"."""
+    """A pickled list in Base64, with one dict for each weight: the arguments of torch's function that maps the weight,
+    by the UUID of its GPU, or by "cpu"."""
 
 
 class Learner(ABC):
-    """The part of a backend that computes gradients and updates weights. Make one training call at
-    a time.
-    """
+    """The part of a backend that computes gradients and updates weights. Make one training call at a time."""
 
     @abstractmethod
     async def forward(
@@ -228,8 +218,7 @@ class Learner(ABC):
 
         temperature: the sampling temperature, by which the logits are divided.
         values: return the value head's estimates as well.
-        Raise ConfigError for sequences that `forward_backward` refuses, and for `values` without a
-        value head.
+        Raise ConfigError for sequences that `forward_backward` refuses, and for `values` without a value head.
         """
 
     @abstractmethod
@@ -242,44 +231,41 @@ class Learner(ABC):
 
         loss: the constants of a registered loss (`leyden.objectives.losses`), whose type names the loss.
         temperature: the sampling temperature, by which the logits are divided.
-        Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a
-        sequence lacks, lists of unequal length, an empty batch and ids outside the vocabulary.
-        Raise EngineError for a loss that is not finite; the gradient is cleared then.
+        Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a sequence lacks, lists of
+        unequal length, an empty batch and ids outside the vocabulary. Raise EngineError for a loss that is not finite;
+        the gradient is cleared then.
         """
 
     @abstractmethod
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
         """Apply the gradient to the learner's weights, and clear it.
 
-        Sampling uses the new weights after `publish_weights`. Raise EngineError if no gradient was
-        added since the last step, or if its norm is not finite: it is then cleared, and the weights
-        are unchanged.
+        Sampling uses the new weights after `publish_weights`. Raise EngineError if no gradient was added since the last
+        step, or if its norm is not finite: it is then cleared, and the weights are unchanged.
         """
 
     @abstractmethod
     async def save_state(self, path: Path) -> None:
-        """Write weights, optimizer state, version and the sampler's random state into `path`
-        (made if missing).
-        """
+        """Write weights, optimizer state, version and the sampler's random state into `path` (made if missing)."""
 
     async def snapshot_state(self, path: Path) -> bool:
         """Copy the state, and write it into `path`, as `save_state` does, while training continues.
 
-        Return whether the files are still being written; then await `state_written(path)`, which
-        raises the error if writing fails. A backend that cannot copy writes before it returns.
+        Return whether the files are still being written; then await `state_written(path)`, which raises the error if
+        writing fails. A backend that cannot copy writes before it returns.
         """
         await self.save_state(path)
         return False
 
     async def state_written(self, path: Path) -> None:
-        """Wait until the state that `snapshot_state` copied is in the files of `path`. Raise
-        OSError or EngineError if writing failed.
+        """Wait until the state that `snapshot_state` copied is in the files of `path`. Raise OSError or EngineError if
+        writing failed.
         """
 
     @abstractmethod
     async def load_state(self, path: Path) -> None:
-        """Restore the state that `save_state` wrote, to the bit, and publish its weights. Raise
-        CheckpointError if it is missing or belongs to another model or backend.
+        """Restore the state that `save_state` wrote, to the bit, and publish its weights. Raise CheckpointError if it
+        is missing or belongs to another model or backend.
         """
 
     @abstractmethod
@@ -303,23 +289,19 @@ class Learner(ABC):
     async def share_weights(self) -> SharedWeights:
         """Return handles by which another process of this machine maps the weights.
 
-        On a GPU nothing is copied. The handles are valid until the next optimizer step: call again
-        after it. Raise ConfigError if the backend cannot share its weights.
+        On a GPU nothing is copied. The handles are valid until the next optimizer step: call again after it. Raise
+        ConfigError if the backend cannot share its weights.
         """
         raise ConfigError(f"{type(self).__name__} shares no weights; call save_pretrained")
 
 
 class Sampler(ABC):
-    """The part of a backend that samples, by token ids and through an OpenAI-compatible
-    endpoint.
-    """
+    """The part of a backend that samples, by token ids and through an OpenAI-compatible endpoint."""
 
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """The version of the weights that sampling uses: 0 at first, and one more for each
-        optimizer step.
-        """
+        """The version of the weights that sampling uses: 0 at first, and one more for each optimizer step."""
 
     @abstractmethod
     def endpoint(self) -> LLM:
@@ -327,8 +309,7 @@ class Sampler(ABC):
 
     @abstractmethod
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        """Return one response for each prompt of token ids, in order, sampled with the published
-        weights.
+        """Return one response for each prompt of token ids, in order, sampled with the published weights.
 
         Raise ConfigError for a prompt that is empty, too long, or has an unknown token id.
         """
@@ -337,8 +318,8 @@ class Sampler(ABC):
     async def publish_weights(self) -> int:
         """Let sampling use the learner's weights from now on, and return their version.
 
-        Responses under way continue between two tokens with the new weights; each token carries its
-        version. A backend with `shared_weights` has published each step already. Safe to repeat.
+        Responses under way continue between two tokens with the new weights; each token carries its version. A backend
+        with `shared_weights` has published each step already. Safe to repeat.
         """
 
 
@@ -352,8 +333,7 @@ def started(running: T | None) -> T:
 class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
     """A policy that is sampled and trained.
 
-    Call `start` before use and `stop` after it, or use `async with`. Methods may be called from any
-    event loop.
+    Call `start` before use and `stop` after it, or use `async with`. Methods may be called from any event loop.
     """
 
     model_name: str

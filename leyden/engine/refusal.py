@@ -13,8 +13,8 @@ from leyden.errors import ConfigError
 def bad_request(message: str, *, status: int = 400, param: str | None = None, code: str = "") -> Refusal:
     """Return a Refusal, to be raised.
 
-    param, code: fields of OpenAI's error object: the request's field that is wrong, and a word for
-        programs; code "" leaves it null.
+    param, code: fields of OpenAI's error object: the request's field that is wrong, and a word for programs; code ""
+        leaves it null.
     """
     return Refusal(status, code, message, param=param)
 
@@ -26,9 +26,7 @@ def shown(value: Any) -> str:
 
 
 def unknown_token(ids: Sequence[int], n_vocabulary: int) -> str | None:
-    """Return the end of an error message for token ids outside the vocabulary; None if all are
-    known.
-    """
+    """Return the end of an error message for token ids outside the vocabulary; None if all are known."""
     if not ids or 0 <= min(ids) <= max(ids) < n_vocabulary:
         return None
     bad = next(token for token in ids if not 0 <= token < n_vocabulary)
@@ -36,9 +34,7 @@ def unknown_token(ids: Sequence[int], n_vocabulary: int) -> str | None:
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], n_vocabulary: int, max_length: int) -> None:
-    """Raise ConfigError, which names the prompt, for a prompt that is empty, too long, or has an
-    unknown token id.
-    """
+    """Raise ConfigError, which names the prompt, for a prompt that is empty, too long, or has an unknown token id."""
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(f"prompt {index} has no tokens; give it at least one")

@@ -1,8 +1,7 @@
 """Write responses in OpenAI's wire format, whole and in chunks.
 
-Pure functions; they know no model and no server. As in vLLM, `return_token_ids` adds
-`prompt_token_ids` at the top and `token_ids` in each choice. Leyden adds `policy_versions` in each
-choice, one for each token.
+Pure functions; they know no model and no server. As in vLLM, `return_token_ids` adds `prompt_token_ids` at the top and
+`token_ids` in each choice. Leyden adds `policy_versions` in each choice, one for each token.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ def _body(
 
 
 def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunked: bool) -> Json:
-    """Return one choice in the form of the chat or the text-completions API, with token ids and
-    policy versions if the request has `return_token_ids`.
+    """Return one choice in the form of the chat or the text-completions API, with token ids and policy versions if the
+    request has `return_token_ids`.
 
     chunked: whether the choice is part of a stream, where its message is called `delta`.
     """
@@ -122,9 +121,7 @@ def _message(choice: Choice, *, chunked: bool) -> Json:
 
 
 def _logprobs(request: CompletionRequest, choice: Choice, pieces: Pieces) -> Json:
-    """Return a choice's `logprobs` object: the log-probabilities of the sampled tokens, without
-    alternatives.
-    """
+    """Return a choice's `logprobs` object: the log-probabilities of the sampled tokens, without alternatives."""
     tokens = [pieces(token) for token in choice.token_ids]
     if request.kind == "text_completion":
         return {

@@ -1,7 +1,7 @@
 """The parts of a started `EmbeddedBackend`, and the operations that need several of them at once.
 
-An optimizer step and a restored state change weights that the decoder reads, so both are applied
-between two decode steps.
+An optimizer step and a restored state change weights that the decoder reads, so both are applied between two decode
+steps.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class RunningPolicy:
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, deterministic: bool
     ) -> list[SampledResponse]:
-        """Return one response for each prompt. Cancelling the call takes its responses out of the
-        batch.
+        """Return one response for each prompt. Cancelling the call takes its responses out of the batch.
 
-        With a seed, prompt i is sampled with `seed + i`. deterministic: whether a seed is required.
-        Raise ConfigError for a prompt that cannot be continued, EngineError if decoding fails.
+        With a seed, prompt i is sampled with `seed + i`.
+
+        deterministic: whether a seed is required. Raise ConfigError for a prompt that cannot be continued, EngineError
+        if decoding fails.
         """
         if deterministic and params.seed is None:
             raise ConfigError("this engine runs in deterministic mode; give SamplingParams a seed")
@@ -99,9 +100,7 @@ class RunningPolicy:
             raise EngineError("the engine has been stopped") from None  # `stop` has cancelled the waiting work
 
     def optim_step(self, params: OptimParams) -> OptimStepResult:
-        """Take an optimizer step between two decode steps, and drop the cached keys and values of
-        the old weights.
-        """
+        """Take an optimizer step between two decode steps, and drop the cached keys and values of the old weights."""
         norm = self.learner.clip(params)
 
         def swap() -> int:
@@ -113,27 +112,26 @@ class RunningPolicy:
         return OptimStepResult(policy_version=self.decoder.between_steps(swap).result(), grad_norm=norm)
 
     def save_state(self, path: Path) -> None:
-        """Write the state into `path`. Sampling continues meanwhile; the weights do not change,
-        because only this thread changes them.
+        """Write the state into `path`. Sampling continues meanwhile; the weights do not change, because only this
+        thread changes them.
         """
         self._state_files().write(path)
 
     def snapshot(self, path: Path) -> None:
-        """Copy the state, and let another thread write it into `path`, because writing even a small
-        state to disk takes longer than the pause between two training steps.
+        """Copy the state, and let another thread write it into `path`, because writing even a small state to disk takes
+        longer than the pause between two training steps.
         """
         self.writing[path] = self.writer.submit(self._state_files().copied().write, path)
 
     def _state_files(self) -> StateFiles:
-        """Return the files of the engine's state, read between two steps of the decoder."""
         decoder = self.decoder
         return decoder.between_steps(
             lambda: state_files(self.learner, policy_version=decoder.policy_version, rng=decoder.random)
         ).result()
 
     def stop(self) -> None:
-        """End the threads, and let the model compute by itself again. Work that waits for the
-        training thread is cancelled; a state that is being written is finished.
+        """End the threads, and let the model compute by itself again. Work that waits for the training thread is
+        cancelled; a state that is being written is finished.
         """
         self.decoder.stop()
         self.server.stop()
@@ -157,8 +155,8 @@ class RunningPolicy:
         self.decoder.between_steps(swap).result()
 
     def statistics(self) -> EngineStatistics:
-        """Return the decoder's counters, the threads in use, the size of a micro-batch and the
-        memory of packed weights.
+        """Return the decoder's counters, the threads in use, the size of a micro-batch and the memory of packed
+        weights.
         """
         counted = self.decoder.statistics()
         more = {

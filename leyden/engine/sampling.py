@@ -1,8 +1,7 @@
 """Sample tokens from logits.
 
-One uniform number for each row decides its token (inverse transform sampling). A row with its own
-random generator therefore draws the same token in any batch that gives it the same logits. The
-module knows no requests and no cache.
+One uniform number for each row decides its token (inverse transform sampling). A row with its own random generator
+therefore draws the same token in any batch that gives it the same logits. The module knows no requests and no cache.
 
 Shapes: B rows, V vocabulary, K categories, S tokens of a block.
 """
@@ -19,8 +18,7 @@ from torch.nn import functional
 from leyden.engine.untyped import listed
 
 _BLOCK: Final = 128
-"""The number of tokens in a block. The block is chosen first, by the sums of the blocks, then a
-token in it."""
+"""The number of tokens in a block. The block is chosen first, by the sums of the blocks, then a token in it."""
 _SMALLEST_IN_BLOCKS: Final = 4096
 """The smallest vocabulary that is divided into blocks."""
 _BELOW_1: Final = 1 - 2**-53
@@ -32,9 +30,8 @@ def draw(
 ) -> tuple[list[int], list[float]]:
     """Sample one token for each row. Return the tokens and their log-probabilities.
 
-    A log-probability is the one with which the token was drawn: at the row's temperature, among the
-    tokens that top_p keeps. For temperature 0 it is the one at temperature 1, of the whole
-    distribution.
+    A log-probability is the one with which the token was drawn: at the row's temperature, among the tokens that top_p
+    keeps. For temperature 0 it is the one at temperature 1, of the whole distribution.
     uniforms: one number in [0, 1) for each row; unused where the temperature is 0.
     """
     device = logits_BV.device
@@ -62,12 +59,12 @@ def draw(
 
 
 def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """Return for each row the first token at which the cumulative share of the chances exceeds the
-    uniform number, shape (B, 1).
+    """Return for each row the first token at which the cumulative share of the chances exceeds the uniform number,
+    shape (B, 1).
 
-    The chances need not sum to 1. Cumulative sums are in double precision, because over a large
-    vocabulary single-precision ones would shift probability between tokens. A large vocabulary is
-    summed in blocks first, because cumulative sums of all its tokens take longer than a softmax.
+    The chances need not sum to 1. Cumulative sums are in double precision, because over a large vocabulary
+    single-precision ones would shift probability between tokens. A large vocabulary is summed in blocks first, because
+    cumulative sums of all its tokens take longer than a softmax.
     """
     n_vocabulary = chances_BV.shape[-1]
     if n_vocabulary < _SMALLEST_IN_BLOCKS:
@@ -81,10 +78,12 @@ def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample an index for each row by inverting the cumulative distribution. Return the indices,
-    (B, 1), and how far into the index's share each uniform number lies, in [0, 1).
+    """Sample an index for each row by inverting the cumulative distribution. Return the indices, (B, 1), and how far
+    into the index's share each uniform number lies, in [0, 1).
 
-    The second result is uniform again, so a second draw can use it. chances_BK: need not sum to 1.
+    The second result is uniform again, so a second draw can use it.
+
+    chances_BK: need not sum to 1.
     """
     cumulative_BK = chances_BK.cumsum(dim=-1, dtype=torch.float64)
     sought_B1 = uniforms_B1 * cumulative_BK[:, -1:]
@@ -95,8 +94,8 @@ def _find(chances_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Return the probabilities with 0 for all but the smallest set of most likely tokens whose mass
-    reaches top_p (nucleus sampling, arXiv:1904.09751). They are not scaled to sum to 1.
+    """Return the probabilities with 0 for all but the smallest set of most likely tokens whose mass reaches top_p
+    (nucleus sampling, arXiv:1904.09751). They are not scaled to sum to 1.
     """
     ordered, order = probabilities_BV.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered

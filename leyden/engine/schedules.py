@@ -1,7 +1,7 @@
 """`learning_rate_at`: the learning rate of each step of a run, as a pure function.
 
-The module knows no optimizer and no loop: an algorithm gets the rate of a step and passes it on in
-`OptimParams`. To add a kind of schedule, add its decay to `_DECAYS`.
+The module knows no optimizer and no loop: an algorithm gets the rate of a step and passes it on in `OptimParams`. To
+add a kind of schedule, add its decay to `_DECAYS`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _DECAYS: Final[Mapping[str, Callable[[float], float]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
-"""A function of the fraction of the steps after the warm-up that are done, by kind. It returns the
-part of the decay that is left, from 1 to 0."""
+"""A function of the fraction of the steps after the warm-up that are done, by kind. It returns the part of the decay
+that is left, from 1 to 0."""
 
 SCHEDULES: Final = tuple(_DECAYS)
 """The kinds of schedules."""
@@ -33,11 +33,10 @@ def learning_rate_at(
     step: the number of the step, from 0. A step after the last one has the last one's rate.
     total: the number of steps of the whole run, with the warm-up; at least 1.
     base: the rate after the warm-up.
-    warmup: the number of steps of the warm-up. Step i of it has `base * (i + 1) / warmup`, so that
-        no step has a rate of 0.
+    warmup: the number of steps of the warm-up. Step i of it has `base * (i + 1) / warmup`, so that no step has a rate
+        of 0.
     kind: "constant", "linear" or "cosine" (half a cosine wave, SGDR, arXiv:1608.03983, eq. 5).
-    final_fraction: the rate of the last step as a fraction of `base`, 0 to 1.
-        "constant" has no decay.
+    final_fraction: the rate of the last step as a fraction of `base`, 0 to 1. "constant" has no decay.
     Raise ConfigError for a value out of its range.
     """
     check_learning_rate_schedule(total, base, warmup=warmup, kind=kind, final_fraction=final_fraction)

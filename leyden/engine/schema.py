@@ -1,12 +1,12 @@
 """Bring JSON schemas into the form that a grammar can hold, or refuse them by path and keyword.
 
-Schemas come from pydantic, zod and MCP servers, in any draft. Annotations, and formats that are
-unknown here, are dropped, because they restrict nothing. Keywords of older drafts become those of
-2020-12, and a few keywords become others that say the same. Any other keyword that no grammar can
-hold is refused: `tools[0].function.parameters.properties.p: uniqueItems`.
+Schemas come from pydantic, zod and MCP servers, in any draft. Annotations, and formats that are unknown here, are
+dropped, because they restrict nothing. Keywords of older drafts become those of 2020-12, and a few keywords become
+others that say the same. Any other keyword that no grammar can hold is refused:
+`tools[0].function.parameters.properties.p: uniqueItems`.
 
-Pure functions. `properties` and its like map names to schemas, so a property may have the name of a
-keyword. `grammar` compiles the result.
+Pure functions. `properties` and its like map names to schemas, so a property may have the name of a keyword. `grammar`
+compiles the result.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _RESERVED: Final = re.compile(r"[^\w$-]")
 def held_schema(schema: Json, where: str) -> Json:
     """Return a schema that a grammar can hold and that admits nothing that the given one forbids.
 
-    An object that names its properties has no others, unless it has `additionalProperties`. JSON
-    Schema allows others by default, and a weak policy would invent them without end. An object that
-    several schemas describe together stays open, because none of them knows the others' properties.
+    An object that names its properties has no others, unless it has `additionalProperties`. JSON Schema allows others
+    by default, and a weak policy would invent them without end. An object that several schemas describe together stays
+    open, because none of them knows the others' properties.
 
     where: the schema's place in the request, for error messages.
     Raise Refusal, with the path and the keyword, for a schema that cannot be held.
@@ -72,8 +72,8 @@ def held_schema(schema: Json, where: str) -> Json:
 
 
 def faulty_keyword(schema: Any, where: str, fails: Callable[[Any], bool], definitions: Json | None = None) -> str:
-    """Return the path and the keyword that keep a schema from being compiled: those of its deepest
-    part that fails by itself.
+    """Return the path and the keyword that keep a schema from being compiled: those of its deepest part that fails by
+    itself.
 
     fails: returns whether a schema cannot be compiled.
     definitions: those of the whole schema, of which this one is a part; None: it is the whole.
@@ -92,8 +92,8 @@ def faulty_keyword(schema: Any, where: str, fails: Callable[[Any], bool], defini
 
 
 def resolved(root: Json, schema: Any) -> Any:
-    """Return the definition in `root` to which a schema refers, or the schema itself if it refers
-    to none; None if there is no such definition.
+    """Return the definition in `root` to which a schema refers, or the schema itself if it refers to none; None if
+    there is no such definition.
     """
     for _ in range(_MOST_REFERENCES):
         reference = cast(Json, schema).get("$ref") if isinstance(schema, dict) else None
@@ -120,7 +120,11 @@ def _is_pointer(reference: str) -> bool:
 
 
 def cannot_be_held(fault: str, why: str = "") -> Refusal:
-    """Return the refusal of a schema. fault: path and keyword. why: the reason, if it is known."""
+    """Return the refusal of a schema.
+
+    fault: path and keyword.
+    why: the reason, if it is known.
+    """
     return bad_request(
         f"{fault} cannot be enforced by a grammar{why and f' ({why})'}; simplify the schema, or send tool_choice='auto' and no "
         "JSON schema as response_format",
@@ -179,8 +183,8 @@ def _references_in(schema: Any) -> Iterator[str]:
 
 
 def _with_pointers(root: Json) -> Json:
-    """Return a schema whose references are JSON pointers from its root, in place of those by
-    `$id`, `$anchor` and `$dynamicAnchor`. A reference that leads nowhere stays as it is.
+    """Return a schema whose references are JSON pointers from its root, in place of those by `$id`, `$anchor` and
+    `$dynamicAnchor`. A reference that leads nowhere stays as it is.
     """
     places: dict[str, str] = {"": "#"}
     """Pointers by URI."""
@@ -300,9 +304,7 @@ class _Schema:
             self._read(part, f"{pointer}/{_pointer(*keys)}", chain if in_place else (), combined=in_place and combined)
 
     def _ends(self, schema: Any) -> bool:
-        """Return whether a finite value can satisfy a schema, as far as its references are known to
-        end.
-        """
+        """Return whether a finite value can satisfy a schema, as far as its references are known to end."""
         if not isinstance(schema, dict):
             return schema is not False
         given = cast(Json, schema)
@@ -344,8 +346,8 @@ class _Schema:
     def rewritten(self, schema: Any, pointer: str, where: str, *, combined: bool) -> Any:
         """Return one schema in the form that a grammar can hold.
 
-        pointer: the JSON pointer by which others refer to it. combined: whether other schemas
-        describe the same value.
+        pointer: the JSON pointer by which others refer to it.
+        combined: whether other schemas describe the same value.
         """
         if not isinstance(schema, dict):
             return schema
@@ -386,8 +388,8 @@ class _Schema:
         return found
 
     def _of_2020(self, schema: Json, where: str) -> Json:
-        """Return a schema with the keywords of draft 2020-12 and without annotations. Raise Refusal
-        for a keyword that cannot be held.
+        """Return a schema with the keywords of draft 2020-12 and without annotations. Raise Refusal for a keyword that
+        cannot be held.
         """
         given = {name: value for name, value in schema.items() if value is not None or name == "const"}
         if given.get("format") not in _FORMATS or any(name in given for name in _OF_TEXT):
@@ -431,9 +433,7 @@ class _Schema:
         return given
 
     def _name_properties(self, given: Json) -> None:
-        """Replace `propertyNames` that lists names or has a pattern by the properties of these
-        names.
-        """
+        """Replace `propertyNames` that lists names or has a pattern by the properties of these names."""
         names = resolved(self._root, given.get("propertyNames"))
         if not isinstance(names, dict) or given.get("properties") or given.get("patternProperties"):
             return
@@ -457,15 +457,13 @@ class _Schema:
         given |= {**replaced, "additionalProperties": False}
 
     def _alternatives(self, given: Any) -> list[Json]:
-        """Return the alternatives of a `oneOf`, with definitions in place of references; [] unless
-        all are objects.
-        """
+        """Return the alternatives of a `oneOf`, with definitions in place of references; [] unless all are objects."""
         parts = [resolved(self._root, part) for part in cast(list[Any], given)] if isinstance(given, list) else []
         return parts if all(isinstance(part, dict) for part in parts) else []
 
     def _discriminator(self, schema: Json) -> str | None:
-        """Return a property that all alternatives of a `oneOf` have, each with values of its own;
-        None if there is none. An object that has it satisfies one alternative at most.
+        """Return a property that all alternatives of a `oneOf` have, each with values of its own; None if there is
+        none. An object that has it satisfies one alternative at most.
         """
         parts = self._alternatives(schema.get("oneOf"))
         maps = [cast(Json, names) for part in parts if isinstance(names := part.get("properties"), dict)]
@@ -478,8 +476,8 @@ class _Schema:
         return None
 
     def _excludes(self, given: Any, *, closed: bool) -> bool:
-        """Return whether no value can satisfy two alternatives of a `oneOf`: they have other types,
-        or each requires a property that the other one, being closed, does not have.
+        """Return whether no value can satisfy two alternatives of a `oneOf`: they have other types, or each requires a
+        property that the other one, being closed, does not have.
 
         closed: whether the alternatives are closed if they name their properties.
         """
@@ -528,9 +526,7 @@ def _combines(schema: Json) -> bool:
 
 
 def _is_closed(schema: Any) -> bool:
-    """Return whether an object has exactly the properties that its schema names, because it does
-    not mention others.
-    """
+    """Return whether an object has exactly the properties that its schema names, because it does not mention others."""
     if not isinstance(schema, dict):
         return False
     given = cast(Json, schema)

@@ -1,12 +1,11 @@
 """The child process of an `IsolatedBackend`: `python -m leyden.engine.serve`.
 
-The process reads its options as one line of JSON from standard input, starts an `EmbeddedBackend`,
-and writes one line of JSON to standard output: the port, or the error that prevented the start. It
-ends when standard input is closed, or when the parent has gone (another process may have inherited
-the other end of the pipe). Only the parent handles Ctrl-C.
+The process reads its options as one line of JSON from standard input, starts an `EmbeddedBackend`, and writes one line
+of JSON to standard output: the port, or the error that prevented the start. It ends when standard input is closed, or
+when the parent has gone (another process may have inherited the other end of the pipe). Only the parent handles Ctrl-C.
 
-A companion (`isolated.Visitor` for the parent), such as the run's gateway, may run beside the
-endpoint in its event loop. It is closed in good order if the parent lives.
+A companion (`isolated.Visitor` for the parent), such as the run's gateway, may run beside the endpoint in its event
+loop. It is closed in good order if the parent lives.
 """
 
 from __future__ import annotations
@@ -71,7 +70,9 @@ def main() -> None:
 def _companion(function: str, argument: str, descriptor: int) -> Companion:
     """Return the companion that a `Visitor` describes.
 
-    function: `module:function`. argument: a pickle in base64. descriptor: of the listening socket.
+    function: `module:function`.
+    argument: a pickle in base64.
+    descriptor: of the listening socket.
     """
     module, name = function.split(":")
     return partial(getattr(import_module(module), name), pickle.loads(base64.b64decode(argument)), descriptor)

@@ -1,9 +1,9 @@
-"""`SlotTable`: assigns the rows of the key-value cache to requests, and keeps finished rows for
-prompts that continue them.
+"""`SlotTable`: assigns the rows of the key-value cache to requests, and keeps finished rows for prompts that continue
+them.
 
-The module knows token ids and row numbers, no tensors and no model. A finished row is kept until it
-is needed or the weights change. A prompt that begins with exactly the row's tokens takes the row
-over, so that only the rest of the prompt is computed.
+The module knows token ids and row numbers, no tensors and no model. A finished row is kept until it is needed or the
+weights change. A prompt that begins with exactly the row's tokens takes the row over, so that only the rest of the
+prompt is computed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 
 class SlotTable:
-    """A table of `n_rows` rows, each free, in use, or kept for its tokens. Not thread-safe: the
-    decoder's thread owns it.
+    """A table of `n_rows` rows, each free, in use, or kept for its tokens. Not thread-safe: the decoder's thread owns
+    it.
     """
 
     def __init__(self, n_rows: int, *, reuse: bool = True) -> None:
@@ -30,11 +30,10 @@ class SlotTable:
         """How many tokens of prompts were found in kept rows."""
 
     def acquire(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """Return a row for `prompt`, and how many of the prompt's tokens its cache holds already;
-        None if every row is in use.
+        """Return a row for `prompt`, and how many of the prompt's tokens its cache holds already; None if every row is
+        in use.
 
-        The number is below the prompt's length, because the model must run on the last token to
-        predict the next one.
+        The number is below the prompt's length, because the model must run on the last token to predict the next one.
         """
         found = self._longest_prefix(prompt)
         if found is not None:
@@ -51,8 +50,9 @@ class SlotTable:
         return None
 
     def release(self, row: int, tokens: Sequence[int] = ()) -> None:
-        """Free `row`. tokens: the tokens that its cache holds, for which it is kept; none: the
-        cache is dropped.
+        """Free `row`.
+
+        tokens: the tokens that its cache holds, for which it is kept; none: the cache is dropped.
         """
         if not tokens or not self._reuse:
             self._free.append(row)
@@ -68,8 +68,8 @@ class SlotTable:
         self._rows_of.clear()
 
     def _longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """Remove the kept row whose tokens are the longest prefix of the prompt. Return the row and
-        its number of tokens; None if no row's tokens are a prefix.
+        """Remove the kept row whose tokens are the longest prefix of the prompt. Return the row and its number of
+        tokens; None if no row's tokens are a prefix.
         """
         if not self._kept:
             return None

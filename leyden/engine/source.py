@@ -14,8 +14,8 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 
 
 def why_not_loadable(source: str | Path) -> str:
-    """Return why no model can be loaded from an existing path, or from any GGUF file, and what to
-    give instead; empty if it may be a model's folder or a hub name.
+    """Return why no model can be loaded from an existing path, or from any GGUF file, and what to give instead; empty
+    if it may be a model's folder or a hub name.
     """
     path = Path(source)
     if path.suffix.lower() == ".gguf":
@@ -50,7 +50,6 @@ _CONVERT: Final = (
 
 
 def _base_of(folder: Path) -> str:
-    """Return the base model that an adapter names."""
     try:
         return str(json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path"))
     except (OSError, ValueError, AttributeError):

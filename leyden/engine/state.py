@@ -1,9 +1,7 @@
-"""Save and restore a learner's weights, optimizer and random state: as safetensors and JSON, never
-as a pickle.
+"""Save and restore a learner's weights, optimizer and random state: as safetensors and JSON, never as a pickle.
 
-`engine.json` is written last, so a directory without it is not a complete state. The module knows
-the learner and the decoder's random generator. The checkpoint store decides when and where a state
-is saved.
+`engine.json` is written last, so a directory without it is not a complete state. The module knows the learner and the
+decoder's random generator. The checkpoint store decides when and where a state is saved.
 """
 
 from __future__ import annotations
@@ -51,13 +49,10 @@ class StateFiles:
     tensors: dict[str, dict[str, Tensor]]
     """The tensors by name, by file."""
     texts: dict[str, str]
-    """The text by file. The last file is written after all others, and marks the state as
-    complete."""
+    """The text by file. The last file is written after all others, and marks the state as complete."""
 
     def copied(self) -> StateFiles:
-        """Return the files with copies of the tensors in the CPU's memory, which later training
-        steps do not change.
-        """
+        """Return the files with copies of the tensors in the CPU's memory, which later training steps do not change."""
         tensors = {
             file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
             for file, tensors in self.tensors.items()
@@ -77,8 +72,8 @@ class StateFiles:
 
 
 def state_files(learner: TorchLearner, *, policy_version: int, rng: random.Random) -> StateFiles:
-    """Return the files of a state: weights, optimizer state and random state. The tensors are the
-    learner's own, not copies.
+    """Return the files of a state: weights, optimizer state and random state. The tensors are the learner's own, not
+    copies.
     """
     weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
     moments: dict[str, Tensor] = {}
@@ -128,8 +123,7 @@ def read_state(path: Path, learner: TorchLearner) -> LoadedState:
 
 
 def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
-    """Replace the learner's weights and optimizer state by a state's, to the bit, and clear the
-    gradient.
+    """Replace the learner's weights and optimizer state by a state's, to the bit, and clear the gradient.
 
     Call it between two decode steps, because the decoder reads the same weights.
     """
@@ -148,9 +142,7 @@ def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
 
 
 def first_difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Return how stored tensors differ from a model's (`wanted`) in names and shapes; None if they
-    do not.
-    """
+    """Return how stored tensors differ from a model's (`wanted`) in names and shapes; None if they do not."""
     there, here = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (found, wanted))
     different = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
     if not different:

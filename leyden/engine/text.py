@@ -1,7 +1,6 @@
 """Encode and decode text: responses, single tokens, stop strings, text that arrives in pieces.
 
-The module knows a tokenizer of transformers and nothing else. `Text` may be used by several
-threads.
+The module knows a tokenizer of transformers and nothing else. `Text` may be used by several threads.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level() -> dict[str, int]:
-    """Return the byte for each character of the byte-level alphabet (GPT-2): printable characters
-    of Latin-1 are themselves, and the other bytes follow from U+0100 on.
+    """Return the byte for each character of the byte-level alphabet (GPT-2): printable characters of Latin-1 are
+    themselves, and the other bytes follow from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -54,8 +53,9 @@ class Text:
         )
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the token ids of a text. special: whether to add the tokens that the tokenizer
-        puts around a plain text, such as a begin-of-text token.
+        """Return the token ids of a text.
+
+        special: whether to add the tokens that the tokenizer puts around a plain text, such as a begin-of-text token.
         """
         if self._backend is not None:
             return self._backend.encode(text, add_special_tokens=special).ids
@@ -74,8 +74,8 @@ class Text:
         return "".join([*parts, self._decode(ids[start:])])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens without special ones. It uses the tokenizer's Rust backend
-        where that gives the same.
+        """Return the text of tokens without special ones. It uses the tokenizer's Rust backend where that gives the
+        same.
         """
         if self._decode_directly:
             return self._backend.decode(ids, skip_special_tokens=True)
@@ -98,8 +98,8 @@ class Text:
         return added is not None and bool(added.special)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text: those of its name, which the tokenizer's
-        decoder writes in its own way.
+        """Return the bytes that a token adds to a text: those of its name, which the tokenizer's decoder writes in its
+        own way.
         """
         added: Any = self.tokenizer.added_tokens_decoder.get(token_id)
         if added is not None:
@@ -131,7 +131,9 @@ class StreamedText:
     """Decodes a growing list of ids, in pieces of text that no later id can change."""
 
     def __init__(self, text: Text, stops: Sequence[str], kept: AbstractSet[int] = frozenset()) -> None:
-        """stops: strings at which the text ends. kept: special tokens that are part of the text."""
+        """stops: strings at which the text ends.
+        kept: special tokens that are part of the text.
+        """
         self._text = text
         self._stops = stops
         self._kept = kept
@@ -139,10 +141,11 @@ class StreamedText:
         """The number of characters that have been returned."""
 
     def advance(self, ids: Sequence[int], *, final: bool) -> str:
-        """Return the text that is new since the last call and certain: an unfinished character, and
-        text that may begin a stop string, are held back.
+        """Return the text that is new since the last call and certain: an unfinished character, and text that may begin
+        a stop string, are held back.
 
-        ids: all ids so far. final: whether no more ids will come, so that nothing is held back.
+        ids: all ids so far.
+        final: whether no more ids will come, so that nothing is held back.
         """
         whole = cut_at_stop(self._text.decode(ids, self._kept), self._stops)
         end = len(whole) if final else self._safe_end(whole)
@@ -151,8 +154,8 @@ class StreamedText:
         return piece
 
     def _safe_end(self, whole: str) -> int:
-        """Return the number of certain characters: without an incomplete character at the end, and
-        without the beginning of a stop string.
+        """Return the number of certain characters: without an incomplete character at the end, and without the
+        beginning of a stop string.
         """
         end = len(whole)
         while end and whole[end - 1] == _REPLACEMENT:
@@ -170,8 +173,8 @@ class Offsets:
         """The number of complete characters so far; None before the first token."""
 
     def of(self, ids: Sequence[int]) -> list[int]:
-        """Return the place of each of the next tokens in the response's text. All tokens of a
-        character have its place; special tokens, which the text lacks, add nothing.
+        """Return the place of each of the next tokens in the response's text. All tokens of a character have its place;
+        special tokens, which the text lacks, add nothing.
         """
         offsets: list[int] = []
         for token in ids:

@@ -12,8 +12,7 @@ Threads = int | Literal["auto"] | None
 """The option `threads`: a number, "auto", or None for torch's default."""
 
 SMALLEST_SHARED: Final = 16_000_000
-"""The number of parameters from which several threads are worth it. A smaller model is fastest with
-one."""
+"""The number of parameters from which several threads are worth it. A smaller model is fastest with one."""
 
 
 def check_threads(threads: object) -> None:
@@ -27,9 +26,8 @@ def check_threads(threads: object) -> None:
 def threads_for(n_parameters: int, n_cores: int) -> int:
     """Return the number of threads for "auto", for decoding and for training each.
 
-    A small model gets one thread. A larger one gets every core of a small machine, because agents
-    wait for the model most of the time. From four cores on it gets all but one, which is left to
-    agents and the gateway.
+    A small model gets one thread. A larger one gets every core of a small machine, because agents wait for the model
+    most of the time. From four cores on it gets all but one, which is left to agents and the gateway.
     """
     if n_parameters < SMALLEST_SHARED:
         return 1

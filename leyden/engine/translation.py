@@ -1,7 +1,7 @@
 """Serve the APIs that are translated to chat: Anthropic's messages and OpenAI's responses.
 
-The translation is that of `leyden.dialects`, which the gateway uses, too. The module knows requests
-and the messages of ASGI; no model and no queue.
+The translation is that of `leyden.dialects`, which the gateway uses, too. The module knows requests and the messages of
+ASGI; no model and no queue.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TRANSLATED: Final[Mapping[str, Dialect]] = {
 
 
 def read_passage(body: bytes, dialect: Dialect) -> Passage:
-    """Return the translation of a request to chat and of its response back. Raise Refusal, which
-    names the field, for a request that chat cannot express.
+    """Return the translation of a request to chat and of its response back. Raise Refusal, which names the field, for a
+    request that chat cannot express.
     """
     try:
         request = parse_request(body)
@@ -47,9 +47,7 @@ class TranslatedSend:
         self._buffer = bytearray()
 
     async def __call__(self, message: Message) -> None:
-        """Send one message of the response. Raise Refusal for a whole response that the dialect
-        cannot express.
-        """
+        """Send one message of the response. Raise Refusal for a whole response that the dialect cannot express."""
         more = message.get("more_body", False)
         self._buffer += message.get("body", b"")
         if self._stream is not None:

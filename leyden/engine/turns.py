@@ -1,11 +1,9 @@
-"""Keep the exact token ids of recent responses, so that the next turn of a conversation continues
-them.
+"""Keep the exact token ids of recent responses, so that the next turn of a conversation continues them.
 
-A client sends a response back as text, and the chat template writes that text anew. The tokenizer
-may split it in another way than the policy sampled it, and a tool call comes back with other white
-space and another order of keys. With other tokens the prompt would be a new sequence to train on,
-and the prefix cache would not hold it. `Turns` puts the sampled ids back where it can prove that
-they are the message. All of this must hold:
+A client sends a response back as text, and the chat template writes that text anew. The tokenizer may split it in
+another way than the policy sampled it, and a tool call comes back with other white space and another order of keys.
+With other tokens the prompt would be a new sequence to train on, and the prefix cache would not hold it. `Turns` puts
+the sampled ids back where it can prove that they are the message. All of this must hold:
 
 - The messages before the response, and the tools, are those of its request, and the template's text
   of them is the prompt that was answered.
@@ -14,8 +12,8 @@ they are the message. All of this must hold:
 - The template's text of any other response is the text that was sent to the client, except for
   white space at its ends, which some templates and agents trim.
 
-Any other text is tokenized as the template writes it. Two responses to one prompt that have the
-same text and different ids look alike in the next request: the newer one is put back.
+Any other text is tokenized as the template writes it. Two responses to one prompt that have the same text and different
+ids look alike in the next request: the newer one is put back.
 """
 
 from __future__ import annotations
@@ -31,16 +29,14 @@ from typing import Any
 from leyden.engine.tools.tool_parser import ToolCall
 
 MAX_TOKENS = 2**23
-"""The most token ids that are kept, four bytes each. The last turn of each conversation is dropped
-last."""
+"""The most token ids that are kept, four bytes each. The last turn of each conversation is dropped last."""
 
 Json = dict[str, Any]
 Read = Callable[[str], tuple[str, list[ToolCall]]]
 """A function that returns the content and the tool calls in the text of a response."""
 
 TurnKey = tuple[str, ...] | bytes
-"""The ids of a response's tool calls; of a response without calls, a digest of the conversation up
-to its end."""
+"""The ids of a response's tool calls; of a response without calls, a digest of the conversation up to its end."""
 
 
 def turn_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[TurnKey]:
@@ -74,15 +70,16 @@ class Turn:
     token_ids: array[int]
     """Shape (P + R,)."""
     end: str
-    """The text of the end-of-turn token that was sampled; empty if the response ended without
-    one."""
+    """The text of the end-of-turn token that was sampled; empty if the response ended without one."""
 
 
 class Turns:
     """A cache of recent turns. Use it in one event loop."""
 
     def __init__(self, ends: Sequence[str], max_tokens: int = MAX_TOKENS) -> None:
-        """ends: the texts of the tokens that end a turn. max_tokens: the most token ids to keep."""
+        """ends: the texts of the tokens that end a turn.
+        max_tokens: the most token ids to keep.
+        """
         self._ends = ends
         self._max_tokens = max_tokens
         self._turns: OrderedDict[TurnKey, Turn] = OrderedDict()
@@ -102,14 +99,15 @@ class Turns:
         *,
         before: TurnKey | None = None,
     ) -> None:
-        """Keep the token ids of a prompt and its response, so that the next turn's prompt continues
-        them. The oldest turns are dropped if there are more than `max_tokens` ids.
+        """Keep the token ids of a prompt and its response, so that the next turn's prompt continues them. The oldest
+        turns are dropped if there are more than `max_tokens` ids.
 
-        key: the response's key (`turn_keys`). prompt: the prompt's text, as the template wrote it.
+        key: the response's key (`turn_keys`).
+        prompt: the prompt's text, as the template wrote it.
         answer: the content and the calls of the response.
         end: the text of the response's end-of-turn token; empty without one.
-        before: the key of the previous turn of the conversation. It becomes the first to be
-            dropped, because only a branch of the conversation can still use it.
+        before: the key of the previous turn of the conversation. It becomes the first to be dropped, because only a
+            branch of the conversation can still use it.
         """
         if before in self._turns:
             self._turns.move_to_end(before, last=False)
@@ -123,8 +121,8 @@ class Turns:
             self._n_tokens -= len(self._turns.popitem(last=False)[1].token_ids)
 
     def longest(self, text: str, keys: Sequence[TurnKey], read: Read) -> tuple[array[int], int] | None:
-        """Return the ids of the longest beginning of a prompt whose exact ids are known, and the
-        index in `text` at which it ends; None if there is none.
+        """Return the ids of the longest beginning of a prompt whose exact ids are known, and the index in `text` at
+        which it ends; None if there is none.
 
         text: the prompt as the chat template writes it.
         keys: the keys of the assistant's messages, in order.
@@ -139,11 +137,9 @@ class Turns:
         return None
 
     def _end_of(self, turn: Turn, key: TurnKey, text: str, read: Read) -> int | None:
-        """Return the index in the template's text at which a turn ends; None if the text differs
-        from the sampled turn.
+        """Return the index in the template's text at which a turn ends; None if the text differs from the sampled turn.
 
-        A template that writes the ids of calls adds text that the model did not sample, so its
-        turns always differ.
+        A template that writes the ids of calls adds text that the model did not sample, so its turns always differ.
         """
         if turn.prompt_digest != _digest(text[: turn.prompt_length]):
             return None
@@ -164,13 +160,12 @@ class Turns:
 
 
 def _digest(text: str) -> bytes:
-    """Return a short hash by which a known turn is found."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _meaning(content: str, calls: Sequence[ToolCall]) -> str:
-    """Return the content and the calls in a form that does not depend on how they are written: on
-    white space, and on the order of a JSON object's keys.
+    """Return the content and the calls in a form that does not depend on how they are written: on white space, and on
+    the order of a JSON object's keys.
     """
     if not calls:
         return content.strip()

@@ -1,7 +1,7 @@
 """Typed wrappers of functions that torch and safetensors leave partly untyped.
 
-Each one only forwards its arguments, so that the modules of the engine need no type ignores. Add a
-function here if the type checker cannot read one of torch's.
+Each one only forwards its arguments, so that the modules of the engine need no type ignores. Add a function here if the
+type checker cannot read one of torch's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Validate requests in OpenAI's wire format and read them into a `CompletionRequest`.
 
-Pure functions; they know no model and no server. `return_token_ids` is vLLM's convention.
-`conversation` reads messages and tools. Sampling parameters that this engine lacks are accepted at
-their neutral values (`leyden.dialects.sampling`), and so are the options of other servers.
+Pure functions; they know no model and no server. `return_token_ids` is vLLM's convention. `conversation` reads messages
+and tools. Sampling parameters that this engine lacks are accepted at their neutral values (`leyden.dialects.sampling`),
+and so are the options of other servers.
 
-To accept a new field, add it to a body model with its type, its default and a description of the
-values that it takes, which the error message quotes.
+To accept a new field, add it to a body model with its type, its default and a description of the values that it takes,
+which the error message quotes.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Thinking(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """A validated request: the fields that chat and text completions share. A description completes
-    the error message "FIELD must be ...".
+    """A validated request: the fields that chat and text completions share. A description completes the error message
+    "FIELD must be ...".
 
     A field of the type Any is validated where it is read.
     """
@@ -166,8 +166,8 @@ class ChatRequest(CompletionRequest):
 
     @property
     def template_options(self) -> Json:
-        """The variables for the chat template, beside messages and tools: the request's own, and
-        what it says about thinking, effort and verbosity, under the names that templates read.
+        """The variables for the chat template, beside messages and tools: the request's own, and what it says about
+        thinking, effort and verbosity, under the names that templates read.
         """
         options: Json = {}
         if self.reasoning_effort == "none":
@@ -189,9 +189,7 @@ class ChatRequest(CompletionRequest):
 
     @property
     def may_call_often(self) -> bool:
-        """Whether the response may hold several calls: a tool that `tool_choice` names is called
-        once.
-        """
+        """Whether the response may hold several calls: a tool that `tool_choice` names is called once."""
         return self.parallel_tool_calls and not self._is_named
 
     @property
@@ -225,9 +223,7 @@ Request = TypeVar("Request", bound=CompletionRequest)
 
 
 def _alternatives(given: Any) -> bool:
-    """Return whether the response has log-probabilities, given their number of alternatives: 0, or
-    False for none.
-    """
+    """Return whether the response has log-probabilities, given their number of alternatives: 0, or False for none."""
     if given is not False and (isinstance(given, bool) or given != 0):
         raise ValueError("no alternatives are supported")
     return given is not False
@@ -249,8 +245,7 @@ class TextRequest(CompletionRequest):
 
 
 def parse_request(body: bytes, model: type[Request]) -> Request:
-    """Return a request's body as a ChatRequest or a TextRequest. A field that is null gets its
-    default.
+    """Return a request's body as a ChatRequest or a TextRequest. A field that is null gets its default.
 
     Raise Refusal, which names the first wrong field of the body and its value, for an invalid one.
     """
@@ -287,9 +282,7 @@ def parse_request(body: bytes, model: type[Request]) -> Request:
 
 
 def _fault(name: str, request: Json, model: type[CompletionRequest]) -> str | None:
-    """Return why a field that the model lacks cannot be accepted; None if its value changes
-    nothing.
-    """
+    """Return why a field that the model lacks cannot be accepted; None if its value changes nothing."""
     value, neutral = request[name], model.neutral.get(name, ())
     if name in ABOUT_THE_CALL or name in WITH_ANOTHER or equals_any(value, neutral):
         return None

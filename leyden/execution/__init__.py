@@ -1,12 +1,12 @@
 """Run the algorithm and the runners (`runner/`): in threads, in processes or on a cluster.
 
-A strategy receives two bundles (coroutine functions) and does not know what they do. It starts
-them, stops the runners when the algorithm is done, and leaves no thread or process behind. To add a
-strategy, implement `ExecutionStrategy.execute`, add a line to `leyden/trainer/component_registry.py`, and run
-the contract `tests/contracts/strategy.py` on it.
+A strategy receives two bundles (coroutine functions) and does not know what they do. It starts them, stops the runners
+when the algorithm is done, and leaves no thread or process behind. To add a strategy, implement
+`ExecutionStrategy.execute`, add a line to `leyden/trainer/component_registry.py`, and run the contract
+`tests/contracts/strategy.py` on it.
 
-`ClientServerExecutionStrategy`, `InterProcessExecutionStrategy` and `RayExecutionStrategy` are in
-modules of their own, so that importing this package loads no server.
+`ClientServerExecutionStrategy`, `InterProcessExecutionStrategy` and `RayExecutionStrategy` are in modules of their own,
+so that importing this package loads no server.
 """
 
 from leyden.execution.events import ExecutionEvent as ExecutionEvent

@@ -1,7 +1,7 @@
 """An actor of a Ray cluster: one worker, from its start to its end.
 
-Ray creates the actor, and creates it anew when its process dies. The strategy (`ray.py`) calls the
-methods, each in a thread of the actor. This module does not import Ray.
+Ray creates the actor, and creates it anew when its process dies. The strategy (`ray.py`) calls the methods, each in a
+thread of the actor. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ THREADS = 4
 class Actor:
     """One worker in a process of its own. Creating it runs no user code. Implements `Link`.
 
-    No method is a coroutine, because Ray would call them all on one event loop, which agents could
-    block.
+    No method is a coroutine, because Ray would call them all on one event loop, which agents could block.
     """
 
     def __init__(self, worker_id: int, packed: bytes, log_levels: Mapping[str, int]) -> None:
@@ -45,15 +44,11 @@ class Actor:
         threading.Thread(target=self._leave_with_its_node, name="leyden-node", daemon=True).start()
 
     def wake(self) -> str:
-        """Return the name of this process, by which the caller recognises a process that has
-        worked before.
-        """
+        """Return the name of this process, by which the caller recognises a process that has worked before."""
         return self._name
 
     def run(self) -> RunnerMessage | None:
-        """Do the worker's work. Return "finished", the failure, or None if the work was
-        cancelled.
-        """
+        """Do the worker's work. Return "finished", the failure, or None if the work was cancelled."""
         setup_child_logging()
         set_log_levels(self._log_levels)
         try:
@@ -72,9 +67,7 @@ class Actor:
         return self._prepared
 
     def obey(self, command: RunnerCommand) -> None:
-        """Carry out a command of the supervisor. Ray needs no "ping", so any but `Begin` is
-        "stop".
-        """
+        """Carry out a command of the supervisor. Ray needs no "ping", so any but `Begin` is "stop"."""
         if isinstance(command, Begin):
             self.at_most = command.at_most
         else:
@@ -92,8 +85,7 @@ class Actor:
         os._exit(1)
 
     def _leave_with_its_node(self) -> None:
-        """Wait until the node's own process ends, which started this one, and end this process,
-        too.
+        """Wait until the node's own process ends, which started this one, and end this process, too.
 
         Ray itself lets the actors of a dead node run on for a while.
         """
@@ -118,9 +110,7 @@ class Actor:
 
 
 async def _work(actor: Actor, worker_id: int, packed: bytes) -> None:
-    """Run the worker in the running loop, so that the actor's `cancel` ends it from another
-    thread.
-    """
+    """Run the worker in the running loop, so that the actor's `cancel` ends it from another thread."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 

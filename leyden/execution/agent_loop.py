@@ -1,9 +1,8 @@
 """The event loop that agents live on: one for the process, the same for every run in it.
 
-An agent's clients (a module-level `AsyncOpenAI`, a session) keep connections that belong to the
-loop on which they were first used; on another loop they fail. So a second `fit`, or two trainers at
-once, must not bring loops of their own. The loop runs in a daemon thread from the first run on.
-This module knows nothing of runners.
+An agent's clients (a module-level `AsyncOpenAI`, a session) keep connections that belong to the loop on which they were
+first used; on another loop they fail. So a second `fit`, or two trainers at once, must not bring loops of their own.
+The loop runs in a daemon thread from the first run on. This module knows nothing of runners.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _RESIDENCE: ContextVar[Residence | None] = ContextVar("leyden_residence", defaul
 
 
 class Residence:
-    """One coroutine on the agents' loop, with every task that it or its agents start, so that none
-    of them outlives it.
+    """One coroutine on the agents' loop, with every task that it or its agents start, so that none of them outlives
+    it.
     """
 
     def __init__(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -53,8 +52,8 @@ class Residence:
         self._loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
 
     async def wait(self) -> None:
-        """Return when the coroutine and the tasks it left behind have ended, or after `abandon`.
-        Raise the coroutine's error.
+        """Return when the coroutine and the tasks it left behind have ended, or after `abandon`. Raise the coroutine's
+        error.
         """
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
@@ -63,8 +62,8 @@ class Residence:
         self._loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
 
     def abandon(self) -> None:
-        """Let `wait` return, because an agent blocks the loop. The agent is left running, and the
-        next run gets another loop.
+        """Let `wait` return, because an agent blocks the loop. The agent is left running, and the next run gets another
+        loop.
         """
         logger.warning(
             "an agent blocks the event loop of the runners and is left running; make it a sync agent, or call what "
@@ -80,9 +79,7 @@ class Residence:
         self._tasks.add(task)
 
     def _move_in(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start the coroutine, in the loop's thread. Its tasks find this residence in their
-        context.
-        """
+        """Start the coroutine, in the loop's thread. Its tasks find this residence in their context."""
         _RESIDENCE.set(self)
         self._work = asyncio.get_running_loop().create_task(work)
         seen_out = asyncio.get_running_loop().create_task(self._see_out(self._work))
@@ -146,11 +143,11 @@ class AgentLoop:
             return cls._current
 
     def run_here(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the loop in the calling thread until `work` is done, and return its result. The
-        loop's own thread rests meanwhile.
+        """Run the loop in the calling thread until `work` is done, and return its result. The loop's own thread rests
+        meanwhile.
 
-        Ctrl-C raises KeyboardInterrupt in the code that is running, as an agent at a breakpoint
-        expects. Then `work` is cancelled and the interrupt is raised.
+        Ctrl-C raises KeyboardInterrupt in the code that is running, as an agent at a breakpoint expects. Then `work` is
+        cancelled and the interrupt is raised.
         """
         self._not_lent.clear()
         try:
@@ -183,8 +180,7 @@ class AgentLoop:
     def _run(self) -> None:
         """Run the agents' loop, in its thread, until the program exits.
 
-        An agent's `loop.stop()` or SystemExit does not end it. Waits while the loop is lent to
-        another thread.
+        An agent's `loop.stop()` or SystemExit does not end it. Waits while the loop is lent to another thread.
         """
         asyncio.set_event_loop(self.loop)
         while not self._finished:
@@ -219,7 +215,6 @@ class AgentLoop:
 def _new_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
 ) -> asyncio.Task[Any]:
-    """Return a new task, and add it to the residence of the code that starts it, if any."""
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
     residence = _RESIDENCE.get()
     if residence is not None:

@@ -1,8 +1,8 @@
 """A runner's process, from the inside: its work and its end.
 
-The process ends when its work is done, when the parent stops it, or when the parent has gone. The
-parent sends `RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module
-before any run, so that all runners share the memory of the modules that it loads.
+The process ends when its work is done, when the parent stops it, or when the parent has gone. The parent sends
+`RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module before any run, so that all runners
+share the memory of the modules that it loads.
 """
 
 from __future__ import annotations
@@ -51,16 +51,14 @@ RunnerCommand = Begin | Literal["stop", "ping"]
 class ChildEnvironment:
     """The environment of a runner's process.
 
-    The parent sends it, because a forkserver has the variables and log levels of the moment when it
-    was started.
+    The parent sends it, because a forkserver has the variables and log levels of the moment when it was started.
     """
 
     variables: Mapping[str, str]
     log_levels: Mapping[str, int]
     """Levels by the logger's name."""
     left_behind: Sequence[Path] = ()
-    """Files, then their folders, that the process removes if the parent was killed and could
-    not."""
+    """Files, then their folders, that the process removes if the parent was killed and could not."""
     cpus: Sequence[int] | None = None
     """The CPUs to bind the process to; None: all."""
     memory_bytes: int | None = None
@@ -74,8 +72,7 @@ class RunnerFailure(ChildFailure):
     of_the_store: bool = False
     """Whether the store is unreachable or broken, so that another process would fail, too."""
     culprit_may_be_over: bool = False
-    """Whether the attempt that is to blame may have ended before the process, because its time was
-    over."""
+    """Whether the attempt that is to blame may have ended before the process, because its time was over."""
 
     @classmethod
     def of(cls, error: BaseException) -> RunnerFailure:
@@ -99,21 +96,19 @@ _LOGGERS = ("", "leyden")
 _LAST_SECONDS = 2.0
 """Seconds for agents to leave their `with` blocks after the parent has gone."""
 _RESERVE_BYTES = 16 * 2**20
-"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They
-are not resident, because nothing is written to them."""
+"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They are not resident,
+because nothing is written to them."""
 _SETTLE_SECONDS = 1.0
 """Seconds until a parent whose end of the pipe is closed must be seen to have ended."""
 _CHECK_SECONDS = 2.0
 """Seconds between two checks of the event loop."""
 _BLOCKED_CHECKS = 3
-"""Once an agent is overdue at this many checks in a row, the event loop that would cancel it counts
-as blocked, and the process is ended. The lag watchdog (`runner/watchdog.py`) has logged the agent
-long before."""
+"""Once an agent is overdue at this many checks in a row, the event loop that would cancel it counts as blocked, and the
+process is ended. The lag watchdog (`runner/watchdog.py`) has logged the agent long before."""
 
 
 def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildEnvironment) -> None:
-    """Run one worker, then end the process without returning. The entry point of a runner's
-    process.
+    """Run one worker, then end the process without returning. The entry point of a runner's process.
 
     packed: a `Payload`, packed by `leyden.execution.payload.pack`.
     """
@@ -141,8 +136,8 @@ def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildE
 
 
 def _report_exits(link: _ParentLink) -> None:
-    """Replace `os._exit` by a function that first reports the calling attempt to the parent,
-    because the other attempts of this process are not to blame.
+    """Replace `os._exit` by a function that first reports the calling attempt to the parent, because the other attempts
+    of this process are not to blame.
     """
     leave, pid = os._exit, os.getpid()
 
@@ -156,7 +151,6 @@ def _report_exits(link: _ParentLink) -> None:
 
 
 async def _work(link: _ParentLink, worker_id: int, packed: bytes) -> None:
-    """Run a worker until it has ended or the parent cancels it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -170,8 +164,7 @@ class Link(Protocol):
     begin: Latch
     stop: Latch
     at_most: int | None
-    """How many attempts may be in flight at first (`Runner.most_at_first`); None: the runner's
-    `concurrency`."""
+    """How many attempts may be in flight at first (`Runner.most_at_first`); None: the runner's `concurrency`."""
 
     def send(self, message: RunnerMessage) -> None:
         """Send a message to the strategy."""
@@ -208,9 +201,7 @@ def _apply(environment: ChildEnvironment) -> None:
 
 
 def log_levels() -> dict[str, int]:
-    """Return this process's log levels by the logger's name, for `set_log_levels` in its runners'
-    processes.
-    """
+    """Return this process's log levels by the logger's name, for `set_log_levels` in its runners' processes."""
     return {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
 
 
@@ -237,8 +228,7 @@ class _ParentLink:
         self._orphaned = False
         """Whether the parent has gone."""
         self._unreadable = False
-        """Whether reading the pipe failed. If the parent has gone, reading meets the pipe's end
-        instead."""
+        """Whether reading the pipe failed. If the parent has gone, reading meets the pipe's end instead."""
         self._blocked_checks = 0
         """How many checks in a row found an overdue agent."""
 
@@ -253,19 +243,14 @@ class _ParentLink:
         thread.start()
 
     def close(self) -> None:
-        """Record that the work is over. If the parent has gone, which would do it, end this process
-        and those that agents started.
-        """
         self._ended.set()
         if self._orphaned:
             self._end_family()
 
     def _listen(self, cancel: Callable[[], Any]) -> None:
-        """Obey the parent's commands until its pipe ends, then end this process and those that
-        agents started.
+        """Obey the parent's commands until its pipe ends, then end this process and those that agents started.
 
-        cancel: cancels the runner's work, in its own loop. Runs in a thread, because an agent may
-        block the event loop.
+        cancel: cancels the runner's work, in its own loop. Runs in a thread, because an agent may block the event loop.
         """
         respond = make_responder()
         if (alive := respond()) is not None:
@@ -293,8 +278,7 @@ class _ParentLink:
         self._end_family()
 
     def _next_command(self) -> RunnerCommand | None:
-        """Wait for a command and return it; None if the parent has gone, or the pipe cannot be
-        read.
+        """Wait for a command and return it; None if the parent has gone, or the pipe cannot be read.
 
         Ends this process if its event loop is blocked meanwhile.
         """
@@ -310,8 +294,8 @@ class _ParentLink:
                 return None
 
     def _check_loop(self) -> None:
-        """End this process if its event loop is blocked: report the agent, interrupt the other
-        attempts, and kill the process group.
+        """End this process if its event loop is blocked: report the agent, interrupt the other attempts, and kill the
+        process group.
         """
         self._blocked_checks = self._blocked_checks + 1 if overdue_seconds() > _CHECK_SECONDS else 0
         if self._blocked_checks == _BLOCKED_CHECKS:
@@ -321,16 +305,13 @@ class _ParentLink:
             os.killpg(0, signal.SIGKILL)
 
     def _end_family(self) -> None:
-        """End the processes that agents started, and this process."""
         if self._mark is not None:
             kill_marked(RUNNER_MARK, self._mark)
         os.killpg(0, signal.SIGKILL)
 
 
 def _blocked() -> RunnerFailure:
-    """Return the failure of a process whose main thread, the event loop's, is blocked by an
-    agent.
-    """
+    """Return the failure of a process whose main thread, the event loop's, is blocked by an agent."""
     where = traceback.extract_stack(current_frames()[threading.main_thread().ident or 0])
     last = where[-1]
     headline = f"an agent blocks the event loop beyond an agent's time, at {last.filename}:{last.lineno} in {last.name}: {last.line}"

@@ -1,8 +1,7 @@
-"""`cs`: the algorithm and a store server in one process, each runner in another, on this machine or
-on many.
+"""`cs`: the algorithm and a store server in one process, each runner in another, on this machine or on many.
 
-The same script runs everywhere: an option, or the environment variable LEYDEN_CURRENT_ROLE, gives
-each process its role.
+The same script runs everywhere: an option, or the environment variable LEYDEN_CURRENT_ROLE, gives each process its
+role.
 """
 
 from __future__ import annotations
@@ -39,28 +38,25 @@ _PORT = 4747
 class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     """Runners in processes that reach the store over HTTP.
 
-    role: `both`: algorithm and runners are started here. `algorithm`: only the algorithm, with the
-        store server. `runner`: only runners, which work for an algorithm that was started elsewhere
-        until it has ended, or its store has been away for `patience_seconds`, or until they are
-        stopped. None takes LEYDEN_CURRENT_ROLE (or AGL_CURRENT_ROLE), else `both`.
-    server_host: the host on which the store is served, and at which runners connect to it; None
-        takes LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else 127.0.0.1.
-    server_port: the store server's port; None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any
-        free port for `both`, and 4747 for the other roles.
+    role: `both`: algorithm and runners are started here. `algorithm`: only the algorithm, with the store server.
+        `runner`: only runners, which work for an algorithm that was started elsewhere until it has ended, or its store
+        has been away for `patience_seconds`, or until they are stopped. None takes LEYDEN_CURRENT_ROLE (or
+        AGL_CURRENT_ROLE), else `both`.
+    server_host: the host on which the store is served, and at which runners connect to it; None takes
+        LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else 127.0.0.1.
+    server_port: the store server's port; None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any free port for
+        `both`, and 4747 for the other roles.
     host: another name for `server_host`.
-    token: the secret that runners must send; None takes LEYDEN_STORE_TOKEN. A store that is served
-        to other machines needs one.
+    token: the secret that runners must send; None takes LEYDEN_STORE_TOKEN. A store that is served to other machines
+        needs one.
     protocol: `http` is the only one.
-    managed_store: False if the given store is one that processes share by themselves (a database
-        server), so that none is started here; None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE),
-        else True.
-    patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and
-        whenever it is away.
+    managed_store: False if the given store is one that processes share by themselves (a database server), so that none
+        is started here; None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
+    patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and whenever it is away.
     daemon: whether the processes are daemonic, so that their agents cannot use `multiprocessing`.
     options: further options of ProcessExecutionStrategy.
 
-    A gateway that the trainer makes for the role `algorithm` listens on the store's host, on the
-    next port (4748).
+    A gateway that the trainer makes for the role `algorithm` listens on the store's host, on the next port (4748).
     """
 
     def __init__(
@@ -102,8 +98,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         self.managed_store = managed_by_environment() if managed_store is None else managed_store
 
     def remote_store(self) -> LightningStore | None:
-        """Return a client of the algorithm's store for the role `runner`, else None. With
-        `managed_store=False` the store is the one given to the trainer, so None.
+        """Return a client of the algorithm's store for the role `runner`, else None. With `managed_store=False` the
+        store is the one given to the trainer, so None.
         """
         if self.role != "runner" or not self.managed_store:
             return None
@@ -111,14 +107,14 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         return LightningStoreClient(url, token=self._token, retry_seconds=self.patience_seconds)
 
     def share(self, store: LightningStore) -> AbstractAsyncContextManager[Any]:
-        """Yield what runners open: a server of the store over HTTP, or the store itself if other
-        processes can open it by its URL.
+        """Yield what runners open: a server of the store over HTTP, or the store itself if other processes can open it
+        by its URL.
         """
         return self._serve(store, claims_from=None)
 
     def elsewhere(self) -> Elsewhere | None:
-        """Return the gateway's address and secret; None for the role `both`. The gateway's port is
-        the one after the store's.
+        """Return the gateway's address and secret; None for the role `both`. The gateway's port is the one after the
+        store's.
         """
         if self.role == "both":
             return None
@@ -126,8 +122,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
 
     @asynccontextmanager
     async def _serve(self, store: LightningStore, *, claims_from: Latch | None) -> AsyncGenerator[Any]:
-        """Yield what runners open: a server of the store, or the store itself if other processes
-        can open it by its URL.
+        """Yield what runners open: a server of the store, or the store itself if other processes can open it by its
+        URL.
 
         claims_from: the server lets runners claim once this is open; None: at once.
         Raise ConfigError if `managed_store=False` forbids a server that the store needs.
@@ -155,9 +151,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     ) -> None:
         """Run the side or sides that `role` names.
 
-        "both": the algorithm here and the runners in processes. "algorithm": the algorithm and a
-        server of its store. "runner": runners on that store, until the algorithm has ended or its
-        store has gone.
+        "both": the algorithm here and the runners in processes. "algorithm": the algorithm and a server of its store.
+        "runner": runners on that store, until the algorithm has ended or its store has gone.
         """
         if self.role == "both":
             await super().execute(algorithm, runner, store, ready=ready)
@@ -177,8 +172,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     async def _run_algorithm(self, algorithm: AlgorithmBundle, store: LightningStore, server: Any) -> None:
         """Run the algorithm alone, for runners that other processes run.
 
-        When it ends, notify these runners, and give them `drain_seconds` to report the rollouts
-        under way.
+        When it ends, notify these runners, and give them `drain_seconds` to report the rollouts under way.
         """
         again = False
         try:
@@ -194,8 +188,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
 
 
 class _AlgorithmElsewhere:
-    """The algorithm bundle of a process with the role `runner`. It ends when the algorithm's
-    process ends the run, or when the runners here are stopped.
+    """The algorithm bundle of a process with the role `runner`. It ends when the algorithm's process ends the run, or
+    when the runners here are stopped.
     """
 
     def __init__(self, ready: Latch | None) -> None:
@@ -213,7 +207,6 @@ class _AlgorithmElsewhere:
 
 
 async def _until_reported(store: LightningStore, deadline: float) -> None:
-    """Wait until no attempt is under way, or until `deadline` of the monotonic clock."""
     while (seconds := deadline - time.monotonic()) > 0:
         running = await store.query_rollouts(status_in=["preparing", "running"])
         if not running:

@@ -8,9 +8,7 @@ from leyden.errors import ConfigError
 
 
 def named_variable(name: str) -> tuple[str, str] | None:
-    """Return name and value of LEYDEN_<name>, or else of AGL_<name>; None if neither is set or both
-    are empty.
-    """
+    """Return name and value of LEYDEN_<name>, or else of AGL_<name>; None if neither is set or both are empty."""
     found = ((full, os.environ.get(full)) for full in (f"LEYDEN_{name}", f"AGL_{name}"))
     return next(((full, value) for full, value in found if value), None)
 

@@ -15,8 +15,8 @@ from leyden.store.base import LightningStore
 class RunsAgain(Exception):
     """Raised by an algorithm bundle whose algorithm has failed and will be started again.
 
-    Its `__cause__` is the failure. Another `execute` follows, so runners that were started apart
-    are not told that the run has ended.
+    Its `__cause__` is the failure. Another `execute` follows, so runners that were started apart are not told that the
+    run has ended.
     """
 
 
@@ -51,7 +51,10 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
     async def __call__(
         self, store: LightningStore, worker_id: int, event: Latch, *, at_most: int | None = None
     ) -> None:
-        """Run one worker. at_most: how many attempts it may have in flight at first."""
+        """Run one worker.
+
+        at_most: how many attempts it may have in flight at first.
+        """
         ...
 
     def init(self) -> None: ...
@@ -60,9 +63,7 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The address and secret of a gateway for runners that the algorithm's process did not
-    start.
-    """
+    """The address and secret of a gateway for runners that the algorithm's process did not start."""
 
     host: str
     """The address on which the algorithm's servers listen."""
@@ -76,8 +77,8 @@ class ExecutionStrategy(NamedOptions, ABC):
 
     n_runners: int
     runs_algorithm: bool = True
-    """Whether this process runs the algorithm. False: it runs only runners, for an algorithm that
-    was started elsewhere."""
+    """Whether this process runs the algorithm. False: it runs only runners, for an algorithm that was started
+    elsewhere."""
 
     def check(self) -> None:
         """Raise ConfigError if this process cannot start a run.
@@ -90,8 +91,8 @@ class ExecutionStrategy(NamedOptions, ABC):
         return None
 
     def elsewhere(self) -> Elsewhere | None:
-        """Return the gateway's address and secret if runners and algorithm are started apart from
-        each other, else None.
+        """Return the gateway's address and secret if runners and algorithm are started apart from each other, else
+        None.
         """
         return None
 
@@ -101,8 +102,7 @@ class ExecutionStrategy(NamedOptions, ABC):
     ) -> None:
         """Run the bundles. Return when the algorithm is done and the runners have drained.
 
-        ready: runners begin when it is open; None: at once. The side that first ends with an error
-        stops the other one, and its error is raised. Cancelling this call (Ctrl-C) gives the
-        runners `drain_seconds` to finish, then cancels them, then the algorithm. The call returns a
-        few seconds later, even if an agent ignores its cancellation.
+        ready: runners begin when it is open; None: at once. The side that first ends with an error stops the other one,
+        and its error is raised. Cancelling this call (Ctrl-C) gives the runners `drain_seconds` to finish, then cancels
+        them, then the algorithm. The call returns a few seconds later, even if an agent ignores its cancellation.
         """

@@ -1,6 +1,4 @@
-"""`ipc`: the algorithm here, each runner in a process of its own on this machine, and no port
-between them.
-"""
+"""`ipc`: the algorithm here, each runner in a process of its own on this machine, and no port between them."""
 
 from __future__ import annotations
 
@@ -24,11 +22,10 @@ class InterProcessExecutionStrategy(ProcessExecutionStrategy):
 
     @asynccontextmanager
     async def share(self, store: LightningStore) -> AsyncGenerator[Any]:
-        """Yield what runners open: the store itself if other processes can open it by its URL (the
-        capability `zero_copy`), else a server of it on a Unix socket.
+        """Yield what runners open: the store itself if other processes can open it by its URL (the capability
+        `zero_copy`), else a server of it on a Unix socket.
 
-        The socket's path and folder are `left_behind`, so that runners remove them if this process
-        is killed.
+        The socket's path and folder are `left_behind`, so that runners remove them if this process is killed.
         """
         if store.capabilities["zero_copy"]:
             yield store

@@ -1,10 +1,9 @@
 """Notice a process that holds Python's lock (the GIL) for ever and cannot report it itself.
 
-The parent pings the child, and a thread of the child replies, which takes the lock. Silence counts
-only while that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while
-any thread of the child waits for a CPU, because that thread may hold the lock. Linux reports both
-(`/proc/<pid>/task/<tid>`); on other systems there is no probe. This module knows neither runners
-nor agents.
+The parent pings the child, and a thread of the child replies, which takes the lock. Silence counts only while that
+thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while any thread of the child waits for a
+CPU, because that thread may hold the lock. Linux reports both (`/proc/<pid>/task/<tid>`); on other systems there is no
+probe. This module knows neither runners nor agents.
 """
 
 from __future__ import annotations
@@ -36,27 +35,22 @@ _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "soc
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The child's reply to a ping, with the thread and the file by which the parent examines a
-    silent child.
-    """
+    """The child's reply to a ping, with the thread and the file by which the parent examines a silent child."""
 
     thread_id: int
     """The kernel's id of the thread that replies."""
     stacks: int
-    """The number, in the child, of the file descriptor to which its signal handler writes the
-    stacks of its threads."""
+    """The number, in the child, of the file descriptor to which its signal handler writes the stacks of its threads."""
 
 
 def stacks_signal() -> int:
-    """Return the signal on which a child writes its threads' stacks, even while the lock is
-    held.
-    """
+    """Return the signal on which a child writes its threads' stacks, even while the lock is held."""
     return signal.SIGRTMAX - 3
 
 
 def make_responder() -> Callable[[], Alive | None]:
-    """Prepare this process (a child) for its parent's probe, and return the function that makes its
-    replies. The function returns None on a system without probes.
+    """Prepare this process (a child) for its parent's probe, and return the function that makes its replies. The
+    function returns None on a system without probes.
 
     Installs the signal handler that writes the stacks of all threads.
     """
@@ -86,8 +80,8 @@ class LivenessProbe:
         patience_seconds: how long the child may keep the lock.
         ping: sends a ping.
         receive: reads the child's pending messages; it calls `take_reply` for a reply.
-        on_silence: called once, with a sentence that describes the silence, and the stacks of the
-            child's threads ("" if there are none).
+        on_silence: called once, with a sentence that describes the silence, and the stacks of the child's threads (""
+            if there are none).
         """
         self._loop, self._pid, self._patience_seconds = asyncio.get_running_loop(), pid, patience_seconds
         self._ping, self._receive, self._on_silence = ping, receive, on_silence
@@ -109,11 +103,11 @@ class LivenessProbe:
             self._timer.cancel()
 
     def _check(self) -> None:
-        """Ping the process, and add up the time in which it could have replied and did not. Past
-        the limit, request its stacks.
+        """Ping the process, and add up the time in which it could have replied and did not. Past the limit, request its
+        stacks.
 
-        Time in which the process was stopped, or waited for a core, does not count. Nor does time
-        in which this loop itself was late: one interval counts twice at most.
+        Time in which the process was stopped, or waited for a core, does not count. Nor does time in which this loop
+        itself was late: one interval counts twice at most.
         """
         self._receive()  # this loop may have been busy, and the reply may have arrived
         assert self._alive is not None
@@ -173,17 +167,14 @@ class _Moment(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the replying thread is stopped, traced or waits for a disk, so that its silence
-        means nothing.
-        """
+        """Whether the replying thread is stopped, traced or waits for a disk, so that its silence means nothing."""
         replying = self.threads.get(self.replying)
         return replying is not None and replying.state not in ("S", "R")
 
     def longest_wait_since(self, before: _Moment) -> float:
         """Return the most seconds since `before` that any one thread waited for a CPU.
 
-        That thread may hold the lock, so that the silence is a shortage of CPU and no agent's
-        fault.
+        That thread may hold the lock, so that the silence is a shortage of CPU and no agent's fault.
         """
         return max(
             (_wait(before.threads.get(number), now, self.time - before.time) for number, now in self.threads.items()),
@@ -215,8 +206,8 @@ def _moment(pid: int, thread_id: int) -> _Moment | None:
 
 
 def _busy_places(stacks: str) -> str:
-    """Return the innermost frames of the threads that do not wait in the standard library, as text;
-    "" if there are none.
+    """Return the innermost frames of the threads that do not wait in the standard library, as text; "" if there are
+    none.
     """
     innermost = [_FRAME.search(stack) for stack in stacks.split("\n\n")]
     return "; ".join(

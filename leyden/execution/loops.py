@@ -1,7 +1,7 @@
 """Work that crosses event loops: a coroutine on a loop of its own, and a store that one loop owns.
 
-The store's wrapper names no method of a store: it runs every coroutine method on the owning loop,
-and passes on every other attribute.
+The store's wrapper names no method of a store: it runs every coroutine method on the owning loop, and passes on every
+other attribute.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
 
 
 def on_this_loop(store: LightningStore) -> LightningStore:
-    """Return a wrapper of the store that any thread may use. The store's coroutine methods run on
-    the event loop that is running now.
+    """Return a wrapper of the store that any thread may use. The store's coroutine methods run on the event loop that
+    is running now.
     """
     return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
 
 
 def on_the_loop_of(wrapped: object, store: LightningStore) -> LightningStore:
-    """Return a wrapper of `store` for the event loop that owns `wrapped`; `store` itself if
-    `wrapped` is no wrapper of `on_this_loop`.
+    """Return a wrapper of `store` for the event loop that owns `wrapped`; `store` itself if `wrapped` is no wrapper of
+    `on_this_loop`.
     """
     return cast(LightningStore, _OnOneLoop(store, wrapped.loop)) if isinstance(wrapped, _OnOneLoop) else store
 

@@ -1,8 +1,8 @@
 """Pickle a payload for another process, and name the part that cannot be pickled.
 
-Decorated agents at the top of a module are pickled by name. Functions and classes of a script or a
-notebook, lambdas and closures are pickled by value (cloudpickle). This module knows no process. To
-make another kind of object picklable, give it `__reduce__`.
+Decorated agents at the top of a module are pickled by name. Functions and classes of a script or a notebook, lambdas
+and closures are pickled by value (cloudpickle). This module knows no process. To make another kind of object picklable,
+give it `__reduce__`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Payload:
 def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
     """Return the payload as bytes, for `unpack` in another process.
 
-    imports_main: whether the other process imports this one's main script if possible. Otherwise
-        objects of the script are pickled by value.
+    imports_main: whether the other process imports this one's main script if possible. Otherwise objects of the script
+        are pickled by value.
     Raise ConfigError, which names the part that cannot be pickled.
     """
     by_name = imports_main and _main_can_be_imported()
@@ -68,8 +68,9 @@ class _Pickler(CloudPickler):
 
 
 def _dumps(thing: Any, main_by_name: bool) -> bytes:
-    """Return a thing in pickled form. main_by_name: whether what `__main__` defines is pickled by
-    its name.
+    """Return a thing in pickled form.
+
+    main_by_name: whether what `__main__` defines is pickled by its name.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, main_by_name).dump(thing)
@@ -77,10 +78,6 @@ def _dumps(thing: Any, main_by_name: bool) -> bytes:
 
 
 def _main_can_be_imported() -> bool:
-    """Return whether another process can import this one's main module.
-
-    It cannot import that of a notebook, of `python -c` or of standard input.
-    """
     main = sys.modules["__main__"]
     return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
 
@@ -120,7 +117,6 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _travels(thing: Any, main_by_name: bool) -> bool:
-    """Return whether a thing can be pickled."""
     try:
         _dumps(thing, main_by_name)
     except Exception:  # noqa: BLE001 -- any error means that it cannot be pickled

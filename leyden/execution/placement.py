@@ -14,9 +14,7 @@ CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> None:
-    """Raise ConfigError unless `cpu_affinity` is None, or has a list of usable CPUs for each
-    runner.
-    """
+    """Raise ConfigError unless `cpu_affinity` is None, or has a list of usable CPUs for each runner."""
     if cpu_affinity is None:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -56,8 +54,8 @@ def share_out_gpus(gpus_per_runner: int | None, n_runners: int) -> list[str] | N
 
 
 def _visible_gpus() -> list[str]:
-    """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: from the variable
-    if it is set, else all of /dev.
+    """Return the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: from the variable if it is set, else
+    all of /dev.
     """
     chosen = os.environ.get(CUDA_DEVICES)
     if chosen is not None:

@@ -35,22 +35,19 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     """Each runner in a process of its own on this machine.
 
     n_runners: the number of runners, and so of processes.
-    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
-        outside, before they are cancelled.
-    start_method: how processes start: "forkserver", "spawn" or "fork". None: `forkserver` if
-        available, else `spawn`. With `fork` they inherit all that this process has loaded, and the
-        locks that its other threads hold.
-    daemon: whether the processes are daemonic, so that their agents cannot use `multiprocessing`.
-        No process outlives this one either way.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from outside, before they are
+        cancelled.
+    start_method: how processes start: "forkserver", "spawn" or "fork". None: `forkserver` if available, else `spawn`.
+        With `fork` they inherit all that this process has loaded, and the locks that its other threads hold.
+    daemon: whether the processes are daemonic, so that their agents cannot use `multiprocessing`. No process outlives
+        this one either way.
     cpu_affinity: the CPUs of each runner, one list for each; None: any.
-    gpus_per_runner: how many GPUs each runner sees, different ones for each runner; None: all
-        runners see all GPUs.
-    memory_bytes: how much memory each runner's process, and each process that its agents start, may
-        allocate (RLIMIT_DATA): beyond it an agent gets a MemoryError, or its runner ends and is
-        started again. None: no limit.
-    lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no
-        other thread there runs, before the process is killed and started again. Time in which the
-        process is stopped or gets no CPU does not count. None: for ever. Works on Linux only.
+    gpus_per_runner: how many GPUs each runner sees, different ones for each runner; None: all runners see all GPUs.
+    memory_bytes: how much memory each runner's process, and each process that its agents start, may allocate
+        (RLIMIT_DATA): beyond it an agent gets a MemoryError, or its runner ends and is started again. None: no limit.
+    lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no other thread there
+        runs, before the process is killed and started again. Time in which the process is stopped or gets no CPU does
+        not count. None: for ever. Works on Linux only.
     """
 
     def __init__(
@@ -76,14 +73,13 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         self._gpus = share_out_gpus(gpus_per_runner, n_runners)
         self.memory_bytes = memory_bytes
         self._mark = secrets.token_hex(8)
-        """The mark of the processes that agents start, by which they are found in any process
-        group."""
+        """The mark of the processes that agents start, by which they are found in any process group."""
         self.left_behind: Sequence[Path] = ()
         """Files, then folders, that runners remove if this process is killed and cannot do so."""
 
     def check(self) -> None:
-        """Raise ConfigError if this process cannot start runners' processes: it is itself starting
-        as a child, or has a main script that children cannot import.
+        """Raise ConfigError if this process cannot start runners' processes: it is itself starting as a child, or has a
+        main script that children cannot import.
 
         Starts the forkserver, because that is safest before this process has threads.
         """
@@ -105,8 +101,8 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
-        """Share the store, and yield a place that starts processes on this machine. On leaving,
-        kill the processes that agents left behind.
+        """Share the store, and yield a place that starts processes on this machine. On leaving, kill the processes that
+        agents left behind.
         """
 
         def launch(worker_id: int, packed: bytes) -> RunnerProcess:
@@ -140,7 +136,6 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         )
 
     def _mark_of(self, worker_id: int) -> str:
-        """Return the mark by which a worker's processes are found."""
         return f"{self._mark}.{worker_id}"
 
 

@@ -1,9 +1,8 @@
 """Start runners in processes, watch them, and start them again when they die.
 
-`RunnerProcess` is one process on this machine. `WorkerSupervisor` keeps one process alive for each
-worker, on this machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child
-is given bytes, and the caller's `on_loss` ends the attempts of a dead worker. The end of a process
-is notified by an event, not polled.
+`RunnerProcess` is one process on this machine. `WorkerSupervisor` keeps one process alive for each worker, on this
+machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child is given bytes, and the caller's
+`on_loss` ends the attempts of a dead worker. The end of a process is notified by an event, not polled.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ _AT_ONCE_SECONDS = 1.0
 _CANCEL_SECONDS = 1.0
 """The seconds that cancelled processes may take to end. Then they are killed."""
 _LEAVE_SECONDS = 5.0
-"""The seconds that a process may take to end after it reported that its work is over. Then it is
-killed."""
+"""The seconds that a process may take to end after it reported that its work is over. Then it is killed."""
 _SUSPENDED_SECONDS = 10.0
 """The seconds that a process may be suspended after the command to stop. Then it is killed."""
 _LOOK_SECONDS = 1.0
@@ -120,9 +118,11 @@ class RunnerProcess:
     ) -> None:
         """Start the process.
 
-        packed: a pickled `Payload`. name: the process's name in the system's lists. daemon: whether
-        it is a daemonic process of `multiprocessing`. lock_seconds: how long a call may hold
-        Python's lock before the process is killed; None: for ever.
+        packed: a pickled `Payload`.
+        name: the process's name in the system's lists.
+        daemon: whether it is a daemonic process of `multiprocessing`.
+        lock_seconds: how long a call may hold Python's lock before the process is killed;
+        None: for ever.
         """
         self._loop = asyncio.get_running_loop()
         self._prepared_at = time.monotonic()
@@ -138,16 +138,16 @@ class RunnerProcess:
         self._child.attend(self._take).add_done_callback(self._end)
 
     def send(self, command: RunnerCommand) -> None:
-        """Send a command. Do nothing if the process has ended. A process that is suspended and so
-        cannot obey "stop" is killed after some seconds.
+        """Send a command. Do nothing if the process has ended. A process that is suspended and so cannot obey "stop" is
+        killed after some seconds.
         """
         self._child.send(command)
         if command == "stop":
             self._kill_if_suspended()
 
     def _kill_if_suspended(self, seconds: float = 0.0) -> None:
-        """Look each second whether the process is suspended, until it has ended or has been
-        suspended long enough to be killed.
+        """Look each second whether the process is suspended, until it has ended or has been suspended long enough to be
+        killed.
 
         Looks are counted, because this process may be suspended too.
         """
@@ -173,8 +173,8 @@ class RunnerProcess:
             _end_group(self.pid)
 
     def _take(self, message: RunnerMessage) -> None:
-        """Handle one message of the process. A process that reports its end and does not end is
-        killed after some seconds.
+        """Handle one message of the process. A process that reports its end and does not end is killed after some
+        seconds.
         """
         if isinstance(message, Alive):
             self._take_reply(message)
@@ -230,21 +230,19 @@ class RunnerProcess:
 class WorkerSupervisor:
     """Keeps a process alive for each worker until `stop` is open.
 
-    Creating it, in a running event loop, starts the processes. Implements `Runners`
-    (`together.py`).
+    Creating it, in a running event loop, starts the processes. Implements `Runners` (`together.py`).
 
     n_runners: the number of workers.
     launch: starts the process of a worker, by its id.
     ready: workers begin when it is open.
     stop: opened by the caller when the algorithm is done, or here when a worker is lost for good.
-    on_loss: called when a worker's process died, with the worker's id, how the process died, and
-        how many attempts it could have in flight at first (None: any number). Returns how many
-        attempts are suspected of having ended the process; 0 if the culprit is known or no attempt
-        was in flight.
-    on_return: called before the worker's next process begins, with the worker's id, because a claim
-        that the dead process had sent may have arrived after `on_loss`.
-    at_once_seconds: a process that worked for less time counts as dead at once. The time until its
-        end is noticed is included.
+    on_loss: called when a worker's process died, with the worker's id, how the process died, and how many attempts it
+        could have in flight at first (None: any number). Returns how many attempts are suspected of having ended the
+        process; 0 if the culprit is known or no attempt was in flight.
+    on_return: called before the worker's next process begins, with the worker's id, because a claim that the dead
+        process had sent may have arrived after `on_loss`.
+    at_once_seconds: a process that worked for less time counts as dead at once. The time until its end is noticed is
+        included.
     """
 
     def __init__(
@@ -269,8 +267,8 @@ class WorkerSupervisor:
         self._work = asyncio.create_task(self._keep_all(n_runners))
 
     async def wait(self) -> None:
-        """Return when all processes have ended. Raise the error if a worker died in a way that
-        another start would not cure.
+        """Return when all processes have ended. Raise the error if a worker died in a way that another start would not
+        cure.
         """
         await asyncio.shield(self._work)
 
@@ -287,9 +285,7 @@ class WorkerSupervisor:
             process.kill()
 
     async def _keep_all(self, n_runners: int) -> None:
-        """Keep every worker alive until the stop, or until one is lost for good, which ends the
-        others.
-        """
+        """Keep every worker alive until the stop, or until one is lost for good, which ends the others."""
         tasks = [asyncio.create_task(self._keep(worker_id)) for worker_id in range(n_runners)]
         try:
             await asyncio.gather(*tasks)
@@ -305,8 +301,8 @@ class WorkerSupervisor:
     async def _keep(self, worker_id: int) -> None:
         """Run one worker's process, and start the next one when it dies.
 
-        If several attempts were in flight and one of them is to blame, the next process begins with
-        half as many, and so on until the culprit is alone.
+        If several attempts were in flight and one of them is to blame, the next process begins with half as many, and
+        so on until the culprit is alone.
         """
         again, backoff = False, Backoff(most_seconds=float("inf"), quick_seconds=self._at_once_seconds)
         at_most: int | None = None
@@ -345,14 +341,12 @@ class WorkerSupervisor:
         return await process.ended
 
     def _stop_all(self) -> None:
-        """Ask all processes to claim nothing more and to end."""
         for process in self._processes.values():
             if not process.ended.done():
                 process.send("stop")
 
 
 async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -> bool:
-    """Wait for either future, and return whether `wanted` was done first. Cancel it if not."""
     await asyncio.wait({wanted, unless}, return_when=asyncio.FIRST_COMPLETED)
     if not unless.done():
         return True
@@ -382,7 +376,6 @@ def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at
 
 
 def _is_suspended(pid: int) -> bool:
-    """Return whether a signal or a debugger has suspended a process."""
     import psutil
 
     try:

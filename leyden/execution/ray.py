@@ -1,8 +1,8 @@
 """`ray`: the algorithm here, runners as actors on a Ray cluster, wherever it has room for them.
 
-Ray starts the actors, on any node, and starts them again when they die. The supervisor ends the
-attempts of a dead actor, as it does for the processes of `ipc` and `cs`. `actor.py` runs inside an
-actor; `ray_cluster.py` joins or starts the cluster.
+Ray starts the actors, on any node, and starts them again when they die. The supervisor ends the attempts of a dead
+actor, as it does for the processes of `ipc` and `cs`. `actor.py` runs inside an actor; `ray_cluster.py` joins or starts
+the cluster.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from leyden.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 _AT_ONCE_SECONDS = 10.0
-"""An actor that worked for fewer seconds counts as dead at once (`WorkerSupervisor`). More than for
-processes, because Ray reports the death of an actor one or two seconds late."""
+"""An actor that worked for fewer seconds counts as dead at once (`WorkerSupervisor`). More than for processes, because
+Ray reports the death of an actor one or two seconds late."""
 _PATIENCE_SECONDS = 10.0
 """Seconds that a runner waits for its place in the cluster before a warning."""
 
@@ -38,21 +38,19 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
     """Runners as actors on a Ray cluster, which reach the store over HTTP.
 
     n_runners: the number of runners, and so of actors.
-    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
-        outside, before they are cancelled.
-    address: the cluster's address: `auto`, `host:port` or `ray://host:port`. None takes the cluster
-        that this process is connected to already, else that of RAY_ADDRESS, else a new one on this
-        machine, which ends with the run.
-    num_cpus, num_gpus: how many CPUs and GPUs each runner occupies. Agents that mostly wait need
-        less than one CPU.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from outside, before they are
+        cancelled.
+    address: the cluster's address: `auto`, `host:port` or `ray://host:port`. None takes the cluster that this process
+        is connected to already, else that of RAY_ADDRESS, else a new one on this machine, which ends with the run.
+    num_cpus, num_gpus: how many CPUs and GPUs each runner occupies. Agents that mostly wait need less than one CPU.
     resources: custom resources of Ray that each runner occupies, by name.
-    max_restarts: how often Ray starts a runner again; -1: whenever it dies. A runner that dies at
-        once several times in a row ends the run anyhow.
-    server_host: the host on which the store is served, an address of this machine that all nodes
-        can reach; None takes the address on the route to the cluster.
+    max_restarts: how often Ray starts a runner again; -1: whenever it dies. A runner that dies at once several times in
+        a row ends the run anyhow.
+    server_host: the host on which the store is served, an address of this machine that all nodes can reach; None takes
+        the address on the route to the cluster.
     server_port: the store server's port; None takes a free one.
-    placement_seconds: how long to wait while no runner at all finds a place on the cluster, before
-        the run fails. An autoscaler may be adding nodes meanwhile.
+    placement_seconds: how long to wait while no runner at all finds a place on the cluster, before the run fails. An
+        autoscaler may be adding nodes meanwhile.
     """
 
     def __init__(
@@ -103,8 +101,8 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
                 yield Place(shared, launch, imports_main=False, at_once_seconds=_AT_ONCE_SECONDS)
 
     def _check_room(self, cluster: Cluster) -> None:
-        """Raise ConfigError if not all runners fit on a cluster of ours. Warn if they do not fit on
-        another one, which may grow.
+        """Raise ConfigError if not all runners fit on a cluster of ours. Warn if they do not fit on another one, which
+        may grow.
         """
         room = room_for(self.need, cluster.nodes(), self.n_runners)
         if room == self.n_runners:
@@ -118,9 +116,7 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
         logger.warning("wanted: %s. The others wait until nodes are added to it", wanted)
 
     def _check_options(self) -> None:
-        """Raise ConfigError for an option that Ray would refuse, or with which runners could not
-        connect.
-        """
+        """Raise ConfigError for an option that Ray would refuse, or with which runners could not connect."""
         for name in ("num_cpus", "num_gpus"):
             check_number(name, getattr(self, name), at_least=0)
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
@@ -150,9 +146,7 @@ class _Crew:
         """The names of processes that have worked."""
 
     def actor(self, worker_id: int, packed: bytes) -> Any:
-        """Return the handle of a worker's actor, which is created at the first call. Ray keeps it
-        alive.
-        """
+        """Return the handle of a worker's actor, which is created at the first call. Ray keeps it alive."""
         if worker_id not in self._actors:
             strategy = self.strategy
             make = self.cluster.ray.remote(Actor).options(
@@ -167,8 +161,8 @@ class _Crew:
         return self._actors[worker_id]
 
     async def fresh_process(self, actor: Any) -> None:
-        """Wait until the actor runs, and restart it until its process is one in which no runner has
-        worked, because an agent may have left threads or changed modules behind.
+        """Wait until the actor runs, and restart it until its process is one in which no runner has worked, because an
+        agent may have left threads or changed modules behind.
 
         Raise RayError if Ray no longer restarts the actor.
         """
@@ -179,7 +173,6 @@ class _Crew:
 
     @property
     def died(self) -> type[Exception]:
-        """Ray's error for the loss of an actor, of its node, or of the connection to it."""
         return self.cluster.ray.exceptions.RayError
 
 
@@ -204,9 +197,7 @@ class RunnerActor:
             self.kill()  # it has no work yet
 
     def terminate(self) -> None:
-        """Cancel the worker's task, so that it reports its end. An actor that has no place yet is
-        killed.
-        """
+        """Cancel the worker's task, so that it reports its end. An actor that has no place yet is killed."""
         if self._worker_id in self._crew.placed:
             self._actor.cancel.remote()
         else:
@@ -220,9 +211,7 @@ class RunnerActor:
         self._end("was ended", finished=True)
 
     async def _live(self) -> None:
-        """Place the actor, run its work, and publish how it ended. The end is final if Ray will not
-        restart it.
-        """
+        """Place the actor, run its work, and publish how it ended. The end is final if Ray will not restart it."""
         try:
             await self._find_place()
         except self._crew.died as error:
@@ -242,8 +231,7 @@ class RunnerActor:
     async def _find_place(self) -> None:
         """Wait until the actor has a place in the cluster, with a warning after some seconds.
 
-        Raise TimeoutError, with a phrase for an `Ending`, if no actor at all has a place after
-        `placement_seconds`.
+        Raise TimeoutError, with a phrase for an `Ending`, if no actor at all has a place after `placement_seconds`.
         """
         strategy, cluster = self._crew.strategy, self._crew.cluster
         finding = asyncio.ensure_future(self._crew.fresh_process(self._actor))
@@ -289,7 +277,6 @@ class RunnerActor:
     def _end(
         self, how: str, *, finished: bool = False, failure: RunnerFailure | None = None, final: bool = False
     ) -> None:
-        """Record how the process ended, once."""
         self._crew.placed.discard(self._worker_id)
         if not self.ended.done():
             worked_seconds = time.monotonic() - self._since
@@ -304,9 +291,7 @@ def _result_of(ref: Any) -> asyncio.Future[Any]:
 
 
 def _main_sentence(error: Exception) -> str:
-    """Return the sentence of Ray's message that describes the event, without the causes that Ray
-    guesses.
-    """
+    """Return the sentence of Ray's message that describes the event, without the causes that Ray guesses."""
     *before, last_line = str(error).strip().splitlines()
     if before and "never ran" in last_line:
         last_line = f"{before[-1].strip()} {last_line}"

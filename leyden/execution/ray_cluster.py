@@ -1,5 +1,4 @@
-"""Join a Ray cluster for the length of a run, or start one here and end it, and tell how many
-runners fit on it.
+"""Join a Ray cluster for the length of a run, or start one here and end it, and tell how many runners fit on it.
 
 This module knows Ray, and neither runners nor stores.
 """
@@ -46,8 +45,7 @@ class Cluster:
     host: str
     """The address at which the cluster's nodes reach this machine."""
     ours: bool
-    """Whether the cluster was started for this run, on this machine, so that no node will be added
-    to it."""
+    """Whether the cluster was started for this run, on this machine, so that no node will be added to it."""
 
     def nodes(self) -> list[dict[str, float]]:
         """Return the resources of each living node, used or not, by Ray's names."""
@@ -75,9 +73,7 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def room_for(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], wanted: int) -> int:
-    """Return how many of `wanted` runners, each with this need, fit on nodes that are otherwise
-    empty.
-    """
+    """Return how many of `wanted` runners, each with this need, fit on nodes that are otherwise empty."""
     return min(wanted, sum(_fit(need, node, wanted) for node in nodes))
 
 
@@ -85,8 +81,8 @@ def room_for(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], wa
 async def connected(address: str | None) -> AsyncGenerator[Cluster]:
     """Connect to the cluster at `address`, or to a default one, and yield it.
 
-    address: None selects the cluster that this process is connected to, else that of RAY_ADDRESS,
-        else a new one, which ends with the context.
+    address: None selects the cluster that this process is connected to, else that of RAY_ADDRESS, else a new one, which
+        ends with the context.
     Raise ConfigError if there is no cluster at the address.
     """
     ray = import_ray()
@@ -120,8 +116,7 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
 def _set_auth_mode(ray: Any, mode: str | None) -> None:
     """Set or clear the variable that turns on Ray's tokens.
 
-    Starting a cluster turns them on for the whole process, which could then not talk to a cluster
-    without them.
+    Starting a cluster turns them on for the whole process, which could then not talk to a cluster without them.
     """
     if os.environ.get(_AUTH_MODE_VARIABLE) == mode:
         return
@@ -176,11 +171,9 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
 
 
 def _disconnect(ray: Any, folder: str) -> None:
-    """Leave the cluster, and end it if this process started it (with `folder` in its command
-    lines).
+    """Leave the cluster, and end it if this process started it (with `folder` in its command lines).
 
-    Ray's own helper processes are killed, because they would look for their node for another
-    minute.
+    Ray's own helper processes are killed, because they would look for their node for another minute.
     """
     processes = [
         each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)
@@ -192,7 +185,6 @@ def _disconnect(ray: Any, folder: str) -> None:
 
 
 def _is_in(process: psutil.Process, folder: str) -> bool:
-    """Return whether a process has a folder's name in its command line."""
     try:
         return any(folder in word for word in process.cmdline())
     except psutil.Error:
@@ -228,7 +220,6 @@ def _only_errors_of(name: str) -> Generator[None]:
 
 
 def _host_towards(netloc: str) -> str:
-    """Return this machine's address on the route to `host:port`. No packet is sent."""
     parts = urlsplit(f"//{netloc}")
     family, _, _, _, there = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -237,9 +228,7 @@ def _host_towards(netloc: str) -> str:
 
 
 def _fit(need: Mapping[str, float], node: Mapping[str, float], wanted: int) -> int:
-    """Return how many runners with this need fit on an empty node; `wanted` if they need
-    nothing.
-    """
+    """Return how many runners with this need fit on an empty node; `wanted` if they need nothing."""
     # 1e-9: 0.3 / 0.1 is a little less than 3.
     shares = [int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount > 0]
     return min(shares, default=wanted)

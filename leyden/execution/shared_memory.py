@@ -1,9 +1,8 @@
 """`shm`: everything in one process.
 
-The algorithm runs on the caller's loop, all runners on the agents' loop (`agent_loop.py`). The
-runners share one loop, so that a client made at module level works for every one of them. The loop
-has a thread of its own, so that an algorithm that computes does not stop the runners.
-`main_thread="runner"` exchanges the two sides.
+The algorithm runs on the caller's loop, all runners on the agents' loop (`agent_loop.py`). The runners share one loop,
+so that a client made at module level works for every one of them. The loop has a thread of its own, so that an
+algorithm that computes does not stop the runners. `main_thread="runner"` exchanges the two sides.
 """
 
 from __future__ import annotations
@@ -30,19 +29,17 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     """Algorithm and runners in this process.
 
     n_runners: the number of runners, each with its own `concurrency`.
-    main_thread: the side that runs on the thread and the event loop that start the run, which is
-        the main thread for a script's `fit`. `algorithm`: the algorithm; the runners share a loop
-        in another thread, the same for every run of the process. `runner`: the runners with their
-        async agents; the algorithm has a thread and a loop of its own. Sync agents have a thread
-        each in both cases (`Trainer.dev` calls them on the thread that called it).
-    managed_store: True: a store that is not safe for threads (`capabilities["thread_safe"]`) runs
-        on one loop, to which other threads send their calls; a safe one, as Leyden's own are, is
-        used as it is. False: any store is used as it is. None takes LEYDEN_MANAGED_STORE
-        (AGL_MANAGED_STORE), else True.
-    daemon: whether the program may end while a sync agent still runs, for example after its
-        timeout. False: the program waits for the agent.
-    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
-        outside, before they are cancelled.
+    main_thread: the side that runs on the thread and the event loop that start the run, which is the main thread for a
+        script's `fit`. `algorithm`: the algorithm; the runners share a loop in another thread, the same for every run
+        of the process. `runner`: the runners with their async agents; the algorithm has a thread and a loop of its own.
+        Sync agents have a thread each in both cases (`Trainer.dev` calls them on the thread that called it).
+    managed_store: True: a store that is not safe for threads (`capabilities["thread_safe"]`) runs on one loop, to which
+        other threads send their calls; a safe one, as Leyden's own are, is used as it is. False: any store is used as
+        it is. None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
+    daemon: whether the program may end while a sync agent still runs, for example after its timeout. False: the program
+        waits for the agent.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from outside, before they are
+        cancelled.
     """
 
     def __init__(
@@ -95,8 +92,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         )
 
     async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: Latch, ready: Latch | None) -> None:
-        """Run all runners on this loop until they end. The first error stops the others and is
-        raised.
+        """Run all runners on this loop until they end. The first error stops the others and is raised.
 
         ready: runners begin when it is open; None: at once.
         """

@@ -1,8 +1,7 @@
-"""The base of `ipc`, `cs` and `ray`: an algorithm in this process, and runners in watched
-processes.
+"""The base of `ipc`, `cs` and `ray`: an algorithm in this process, and runners in watched processes.
 
-It packs the runners' payload and ends a dead runner's attempts. Each strategy implements `place`:
-where the processes run and how they reach the store.
+It packs the runners' payload and ends a dead runner's attempts. Each strategy implements `place`: where the processes
+run and how they reach the store.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from leyden.store.server import LightningStoreServer
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a run's runners: the store that they open, and a function that launches their
-    processes.
-    """
+    """The place of a run's runners: the store that they open, and a function that launches their processes."""
 
     store: Any
     """The store that runners open: the store itself, or a server of it."""
@@ -40,8 +37,7 @@ class Place:
     imports_main: bool = True
     """Whether the runners can import this process's main script."""
     at_once_seconds: float = 1.0
-    """A process that worked for fewer seconds counts as dead at once. Several such deaths in a row
-    end the run."""
+    """A process that worked for fewer seconds counts as dead at once. Several such deaths in a row end the run."""
     end_family: Callable[[int], None] = lambda _: None
     """Ends the processes that a dead worker's agents left behind, if they can be found."""
 
@@ -50,8 +46,8 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
     """Each runner in a process of its own, which is started again when it dies.
 
     n_runners: the number of runners, and so of processes.
-    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
-        outside, before they are cancelled.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from outside, before they are
+        cancelled.
     """
 
     def __init__(self, n_runners: int = 1, *, drain_seconds: float = 2.0) -> None:
@@ -61,17 +57,15 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
 
     @abstractmethod
     def place(self, store: LightningStore) -> AbstractAsyncContextManager[Place]:
-        """Return a context that yields the runners' place, with its connection to the store.
-        Leaving it undoes both.
-        """
+        """Return a context that yields the runners' place, with its connection to the store. Leaving it undoes both."""
 
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
         """Run the algorithm here and the runners in processes. Return when both have ended.
 
-        ready: runners begin when it is open; None: at once. Raise ConfigError, which names the part
-        of the runners that cannot be sent to another process.
+        ready: runners begin when it is open; None: at once. Raise ConfigError, which names the part of the runners that
+        cannot be sent to another process.
         """
         stop = StopSignal()
         if ready is None:
@@ -89,16 +83,13 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
     ) -> WorkerSupervisor:
         """Start the runners' processes, and return their supervisor.
 
-        When a process dies, its attempts end. The culprit among them is known if it ran alone, or
-        if the process reported it. Before a worker's next process begins, claims that the dead one
-        left are released.
+        When a process dies, its attempts end. The culprit among them is known if it ran alone, or if the process
+        reported it. Before a worker's next process begins, claims that the dead one left are released.
         """
         packed = pack(Payload(bundle, place.store), imports_main=place.imports_main)
 
         async def on_loss(worker_id: int, ending: Ending, at_most: int | None) -> int:
-            """End the attempts of a dead worker. Return how many are suspected, as
-            `WorkerSupervisor` wants it.
-            """
+            """End the attempts of a dead worker. Return how many are suspected, as `WorkerSupervisor` wants it."""
             place.end_family(worker_id)
             alone = 1 in (at_most, bundle.concurrency)
             return await end_attempts(
@@ -133,10 +124,11 @@ async def serve(
     remedy: str,
     claims_from: Latch | None = None,
 ) -> AsyncGenerator[LightningStore | LightningStoreServer]:
-    """Yield a server of the store over HTTP, with metrics; or the store itself if other processes
-    can open it by its URL.
+    """Yield a server of the store over HTTP, with metrics; or the store itself if other processes can open it by its
+    URL.
 
-    port: 0: any free one. token: the secret that clients must send; None: none.
+    port: 0: any free one.
+    token: the secret that clients must send; None: none.
     claims_from: runners may claim once this is open; None: at once.
     remedy: added to the message of the StoreError that is raised if the address is taken.
     """

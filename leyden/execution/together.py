@@ -1,7 +1,7 @@
 """Run an algorithm on this loop beside runners elsewhere, and end both together.
 
-This module knows neither threads nor processes: runners are an object that can be waited for,
-cancelled and abandoned (`Runners`).
+This module knows neither threads nor processes: runners are an object that can be waited for, cancelled and abandoned
+(`Runners`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from leyden._lib.aio import Latch
 from leyden.execution.events import StopSignal
 
 _CANCEL_SECONDS = 1.5
-"""The seconds that cancelled runners may take to end. They must be more than the second that a
-runner gives an agent that ignores its cancellation."""
+"""The seconds that cancelled runners may take to end. They must be more than the second that a runner gives an agent
+that ignores its cancellation."""
 
 
 class Runners(Protocol):
@@ -81,9 +81,7 @@ async def run_together(
 
 
 async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, drain_seconds: float) -> None:
-    """Let the runners drain, then cancel them, then abandon them, so that the run ends in any
-    case.
-    """
+    """Let the runners drain, then cancel them, then abandon them, so that the run ends in any case."""
     stop.set()
     await asyncio.wait({ended}, timeout=drain_seconds)
     if not ended.done():
@@ -96,6 +94,5 @@ async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, dr
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and wait until it has ended."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

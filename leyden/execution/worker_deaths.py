@@ -1,10 +1,10 @@
 """End the attempts that a dead runner left in the store.
 
-Usually one attempt, the culprit, ended the process. It fails as `runner_died`; the others end as
-`interrupted`, which does not count against `max_attempts`. While the culprit is unknown, all are
-interrupted, and the strategy halves the number of attempts in that runner's next process. Of 64
-attempts the culprit is therefore alone after at most six deaths. This module knows only the store.
-The rollout decides whether another attempt follows a failed one (`RolloutConfig.retry_condition`).
+Usually one attempt, the culprit, ended the process. It fails as `runner_died`; the others end as `interrupted`, which
+does not count against `max_attempts`. While the culprit is unknown, all are interrupted, and the strategy halves the
+number of attempts in that runner's next process. Of 64 attempts the culprit is therefore alone after at most six
+deaths. This module knows only the store. The rollout decides whether another attempt follows a failed one
+(`RolloutConfig.retry_condition`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ async def end_attempts(
 ) -> int:
     """End every attempt that this worker has begun and not ended.
 
-    reason: recorded with each attempt. culprit: the id of the attempt that ended the process; None
-        if unknown.
-    one_is_to_blame: whether one of the attempts in flight must have ended the process. If a single
-        one was in flight, it is then the culprit.
-    Return how many attempts were interrupted because any of them may be the culprit; 0 when the
-    culprit is known.
+    reason: recorded with each attempt.
+    culprit: the id of the attempt that ended the process; None if unknown.
+    one_is_to_blame: whether one of the attempts in flight must have ended the process. If a single one was in flight,
+        it is then the culprit.
+    Return how many attempts were interrupted because any of them may be the culprit; 0 when the culprit is known.
     """
     rollouts = await store.query_rollouts(status_in=["preparing", "running"])
     left = [rollout for rollout in rollouts if _is_left_by(rollout, worker_name)]
@@ -53,7 +52,6 @@ async def end_attempts(
 
 
 def _is_left_by(rollout: Rollout, worker_name: str) -> TypeGuard[AttemptedRollout]:
-    """Return whether a rollout's attempt belongs to the worker and has not ended."""
     return (
         isinstance(rollout, AttemptedRollout)
         and rollout.attempt.worker_id == worker_name

@@ -1,9 +1,8 @@
 """The gateway: a proxy between agents and models that records every call.
 
-An agent calls the gateway as it would call OpenAI's or Anthropic's API. The base URL carries the
-ids of its rollout and attempt. The gateway passes the request on to the model's server, and
-translates it if the server speaks another dialect. It passes the response back as it arrives, and
-then records the call as one span, to the exact token.
+An agent calls the gateway as it would call OpenAI's or Anthropic's API. The base URL carries the ids of its rollout and
+attempt. The gateway passes the request on to the model's server, and translates it if the server speaks another
+dialect. It passes the response back as it arrives, and then records the call as one span, to the exact token.
 
 The modules:
 
@@ -30,9 +29,8 @@ The modules:
 - `remote`: a gateway that another process runs;
 - `control`: commands to a running gateway.
 
-The gateway knows neither agents nor algorithms nor engines: it is given a store and a list of
-models. The wire formats are in `leyden.dialects`; add a dialect there. To record more of a call,
-extend `record.span_of`.
+The gateway knows neither agents nor algorithms nor engines: it is given a store and a list of models. The wire formats
+are in `leyden.dialects`; add a dialect there. To record more of a call, extend `record.span_of`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Headers and error replies of the gateway.
 
-The module decides which headers pass to the server and to the agent, and reads the key, the attempt
-and the trace from a request's headers. It knows HTTP and the dialects, and no model.
+The module decides which headers pass to the server and to the agent, and reads the key, the attempt and the trace from
+a request's headers. It knows HTTP and the dialects, and no model.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _OF_THE_GATEWAY = {
     "x-leyden-attempt",
     "x-leyden-sent",
 }
-"""Headers of an agent's request that the model's server does not get. `accept-encoding` is among
-them, because the gateway's connection to the server chooses its own compression.
+"""Headers of an agent's request that the model's server does not get. `accept-encoding` is among them, because the
+gateway's connection to the server chooses its own compression.
 """
 _KEY_HEADERS = tuple(
     dict.fromkeys((each.key_header.encode(), each.key_scheme.lower().encode()) for each in DIALECTS.values())
@@ -52,19 +52,17 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{
 
 
 def trace_parent(scope: Scope) -> tuple[str, str] | None:
-    """Return the request's W3C trace context as (trace id, the caller's span id); None without a
-    valid one.
-    """
+    """Return the request's W3C trace context as (trace id, the caller's span id); None without a valid one."""
     found = _TRACEPARENT.fullmatch(header(scope, b"traceparent") or b"")
     return (found[1].decode(), found[2].decode()) if found else None
 
 
 def sent_time(scope: Scope, arrived: float) -> float | None:
-    """Return when the agent's process sent the call, in Unix seconds by that process's clock: the
-    header `x-leyden-sent`.
+    """Return when the agent's process sent the call, in Unix seconds by that process's clock: the header
+    `x-leyden-sent`.
 
-    arrived: when the call arrived, by this machine's clock. It is returned for a client on this
-        machine that sends no header. For another client without a valid header: None.
+    arrived: when the call arrived, by this machine's clock. It is returned for a client on this machine that sends no
+        header. For another client without a valid header: None.
     """
     given, client = header(scope, b"x-leyden-sent"), scope.get("client")
     if given is None and client is not None and client[0] in ("127.0.0.1", "::1"):
@@ -113,35 +111,32 @@ def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> lis
 
 
 def client_dialect(scope: Scope) -> Dialect:
-    """Return the dialect of the client, by its headers, for a reply that does not depend on the
-    route.
-    """
+    """Return the dialect of the client, by its headers, for a reply that does not depend on the route."""
     return dialect_of_client(name for name, _ in cast(Iterable[tuple[bytes, bytes]], scope["headers"]))
 
 
 def downstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the upstream's headers for the agent, in lower case, without those that describe the
-    connection or the encoding of the body, because the gateway sends the body anew.
+    """Return the upstream's headers for the agent, in lower case, without those that describe the connection or the
+    encoding of the body, because the gateway sends the body anew.
     """
     return [(name.lower(), value) for name, value in headers if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM]
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers without those that HTTP defines for one connection, for a message whose
-    body is passed on unchanged.
+    """Return the headers without those that HTTP defines for one connection, for a message whose body is passed on
+    unchanged.
     """
     return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
 
 
 def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Decode header bytes for aiohttp, which encodes the text as UTF-8 again. Bytes that are not
-    UTF-8 are read as Latin-1.
+    """Decode header bytes for aiohttp, which encodes the text as UTF-8 again. Bytes that are not UTF-8 are read as
+    Latin-1.
     """
     return [(_text(name), _text(value)) for name, value in headers]
 
 
 def _text(raw: bytes) -> str:
-    """Return the text of a header, which is UTF-8, or else Latin-1."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -152,8 +147,8 @@ async def read_request(scope: Scope, receive: Receive, max_bytes: int, *, is_jso
     """Return the body of the request as the client sent it, compressed or not.
 
     is_json: refuse a body that takes too much work to parse; False if it is only passed on.
-    Raise Refusal (413) for a body above `max_bytes` or of too much work, ClientGone if the client
-    leaves before its end.
+    Raise Refusal (413) for a body above `max_bytes` or of too much work, ClientGone if the client leaves before its
+    end.
     """
     option = "max_body_bytes (--max-body-mb)"
     return await read_body(
@@ -164,8 +159,8 @@ async def read_request(scope: Scope, receive: Receive, max_bytes: int, *, is_jso
 async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
     """Reply with an error in the client's dialect. Do nothing if the connection is lost.
 
-    For an error that a repetition does not cure (below 500, without Retry-After), the header
-    `x-should-retry: false` tells OpenAI's and Anthropic's clients not to retry.
+    For an error that a repetition does not cure (below 500, without Retry-After), the header `x-should-retry: false`
+    tells OpenAI's and Anthropic's clients not to retry.
     """
     body = dialect.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
     is_final = refusal.status < 500 and refusal.retry_after_seconds is None

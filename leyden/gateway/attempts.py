@@ -1,9 +1,9 @@
 """Decide which attempts may call a model, and number each attempt's calls.
 
-The store is read once for each attempt, so that later calls cost no store read. Attempts also
-follow the store's news: one whose rollout has ended is refused within a second, even if its runner
-never reported the end. An attempt that is older than this gateway (after a restart) continues the
-numbers of its recorded calls. The module knows no HTTP beyond the status of a refusal.
+The store is read once for each attempt, so that later calls cost no store read. Attempts also follow the store's news:
+one whose rollout has ended is refused within a second, even if its runner never reported the end. An attempt that is
+older than this gateway (after a restart) continues the numbers of its recorded calls. The module knows no HTTP beyond
+the status of a refusal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ AttemptKey = tuple[str, str]
 """A rollout id and an attempt id."""
 
 _CLAIM_SECONDS = 86_400.0
-"""Seconds after its beginning within which a live rollout may make its first call to this
-gateway."""
+"""Seconds after its beginning within which a live rollout may make its first call to this gateway."""
 _RECHECK_SECONDS = 30.0
 """The seconds for which an attempt that a sweep ended can still call while its rollout continues.
 
@@ -46,11 +45,9 @@ _REST_SECONDS = 0.2
 _AWAY_SECONDS = 2.0
 """The pause between two tries while the store cannot be reached."""
 _PATIENCE_SECONDS = 2.0
-"""The seconds for which a call of a known attempt waits for the store to say whether the attempt is
-over."""
+"""The seconds for which a call of a known attempt waits for the store to say whether the attempt is over."""
 _LIVE_KEPT = 65_536
-"""The most attempts under way that are kept in memory. The one without a call for the longest time
-is dropped first."""
+"""The most attempts under way that are kept in memory. The one without a call for the longest time is dropped first."""
 _RECORD_LOOKED_AT = 256
 """How many of an attempt's newest calls are searched for the highest number.
 
@@ -113,8 +110,8 @@ class Attempts:
         This gateway has numbered all calls of such an attempt, so the store need not be asked.
         """
         self._store_is_ahead: float | None = None
-        """Seconds by which the store's clock, which dates attempts, is ahead of this process's.
-        None until the store is asked.
+        """Seconds by which the store's clock, which dates attempts, is ahead of this process's. None until the store is
+        asked.
         """
         self._live: OrderedDict[AttemptKey, _Live] = OrderedDict()
         self._ended: dict[AttemptKey, bool] = {}
@@ -135,10 +132,10 @@ class Attempts:
         """Admit one call, and number it.
 
         call_index: the number that the call already has, if its client sends it again.
-        claim: the claim of a live rollout that a session signed. The rollout is admitted even if
-            the store does not know it yet.
-        Raise Refusal: 404 for ids that the store does not know, 410 for an attempt that is over,
-        503 if the store cannot be reached.
+        claim: the claim of a live rollout that a session signed. The rollout is admitted even if the store does not
+            know it yet.
+        Raise Refusal: 404 for ids that the store does not know, 410 for an attempt that is over, 503 if the store
+        cannot be reached.
         """
         key = (rollout_id, attempt_id)
         if key in self._ended:
@@ -194,9 +191,7 @@ class Attempts:
         return live
 
     async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
-        """Check a known attempt as `_check` does, but let it continue if the store is away. Its
-        records then wait.
-        """
+        """Check a known attempt as `_check` does, but let it continue if the store is away. Its records then wait."""
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._check(key, live)
@@ -210,8 +205,8 @@ class Attempts:
                 raise
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
-        """Return whether this is the first late call of an ended attempt, and remember that there
-        was one. Only the first is recorded, because an agent may repeat the call for ever.
+        """Return whether this is the first late call of an ended attempt, and remember that there was one. Only the
+        first is recorded, because an agent may repeat the call for ever.
         """
         first = not self._ended.get((rollout_id, attempt_id), False)
         self._ended[rollout_id, attempt_id] = True
@@ -226,8 +221,7 @@ class Attempts:
             self._ended.pop(next(iter(self._ended)), None)
 
     async def follow_news(self, give_up: Callable[[str, str], None]) -> None:
-        """Follow the store's news, and end attempts as soon as their rollouts are over. Runs until
-        cancelled.
+        """Follow the store's news, and end attempts as soon as their rollouts are over. Runs until cancelled.
 
         give_up: called with the ids of each such attempt, to cancel its calls under way.
         """
@@ -251,8 +245,8 @@ class Attempts:
                 await asyncio.sleep(_AWAY_SECONDS)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the
-        store does not know the ids.
+        """End an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the store does not know
+        the ids.
         """
         key = (rollout_id, attempt_id)
         live = self._live.get(key)
@@ -263,9 +257,7 @@ class Attempts:
         self.end(rollout_id, attempt_id)
 
     async def _end_if_over(self, key: AttemptKey, give_up: Callable[[str, str], None]) -> None:
-        """Look up in the store whether an attempt is over. If so, drop its state and cancel its
-        calls.
-        """
+        """Look up in the store whether an attempt is over. If so, drop its state and cancel its calls."""
         live = self._live.get(key)
         if live is None or not live.check_again_at:
             return  # ended meanwhile, or its first call is asking the store
@@ -278,8 +270,8 @@ class Attempts:
                 live.check_again_at = 0.0  # the next call asks the store again
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
-        """Look up in the store whether the attempt may call models. Raise Refusal if it is unknown
-        (404) or over (410).
+        """Look up in the store whether the attempt may call models. Raise Refusal if it is unknown (404) or over
+        (410).
         """
         rollout_id, attempt_id = key
         try:
@@ -294,9 +286,8 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, over)
 
     async def _read(self, rollout_id: str, attempt_id: str, live: _Live) -> str | None:
-        """Read from the store what `live` lacks: mode, sampling key, the number of earlier calls,
-        and the calls to replay. Return why the attempt may no longer call models, or None if it
-        may.
+        """Read from the store what `live` lacks: mode, sampling key, the number of earlier calls, and the calls to
+        replay. Return why the attempt may no longer call models, or None if it may.
         """
         rollout = await self._store.get_rollout_by_id(rollout_id)
         live.mode = rollout.mode
@@ -320,8 +311,8 @@ class Attempts:
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
 
     async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
-        """Return the attempt with this id. Raise UnknownAttempt for "latest", because a record
-        needs one fixed attempt.
+        """Return the attempt with this id. Raise UnknownAttempt for "latest", because a record needs one fixed
+        attempt.
         """
         attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
         if attempt.attempt_id != attempt_id:
@@ -331,9 +322,9 @@ class Attempts:
     async def _sampling_key(self, rollout: Rollout, attempt: Attempt) -> str:
         """Return the rollout's key with the number of its failures so far.
 
-        A retry samples anew, because the same responses would fail in the same way. An attempt that
-        follows an interrupted one samples what that one would have sampled, so that a resumed run
-        equals one that was never stopped.
+        A retry samples anew, because the same responses would fail in the same way. An attempt that follows an
+        interrupted one samples what that one would have sampled, so that a resumed run equals one that was never
+        stopped.
         """
         failures = 0
         if attempt.sequence_id > 1:
@@ -342,8 +333,8 @@ class Attempts:
         return f"{rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)}\x1f{failures}"
 
     async def _replay(self, rollout: Rollout, attempt: Attempt, calls_before: int) -> CallReplay | None:
-        """Return the recorded calls that the attempt repeats; None if its rollout repeats none.
-        Raise Refusal if the store has no record to repeat.
+        """Return the recorded calls that the attempt repeats; None if its rollout repeats none. Raise Refusal if the
+        store has no record to repeat.
         """
         try:
             source = read_replay_from(rollout.metadata)
@@ -357,7 +348,6 @@ class Attempts:
         return await load(self._store, source, own)
 
     async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
-        """Return how many calls of this attempt were numbered before it called this gateway."""
         spans = await self._store.query_spans(
             rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_RECORD_LOOKED_AT, sort_order="desc"
         )
@@ -397,7 +387,6 @@ def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
 def trace_id_of(key: AttemptKey) -> str:
     """Return the trace id of an attempt's calls that bring no trace of their own.
 
-    It is derived from the ids, so that one attempt stays in one trace after a restart of the
-    gateway.
+    It is derived from the ids, so that one attempt stays in one trace after a restart of the gateway.
     """
     return hashlib.sha256("\x1f".join(key).encode()).hexdigest()[:32]

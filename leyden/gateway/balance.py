@@ -1,12 +1,10 @@
 """Choose the server that takes a call: the attempt's own if healthy, else the least busy one.
 
-An attempt stays with one server because that server has the earlier turns in its prefix cache. A
-server that fails is avoided for a while, longer each time. Then one call probes it, and the others
-follow if the probe succeeds. If no server is healthy, the call goes to the one whose pause ends
-first; it is never refused.
+An attempt stays with one server because that server has the earlier turns in its prefix cache. A server that fails is
+avoided for a while, longer each time. Then one call probes it, and the others follow if the probe succeeds. If no
+server is healthy, the call goes to the one whose pause ends first; it is never refused.
 
-Everything runs in the gateway's event loop. The module knows servers by name and address, and no
-HTTP.
+Everything runs in the gateway's event loop. The module knows servers by name and address, and no HTTP.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ class Balancer:
     def choose(
         self, servers: Sequence[UpstreamModel], key: AttemptKey, *, but: Collection[UpstreamModel] = ()
     ) -> UpstreamModel:
-        """Return the server for a call of this attempt. A newly chosen one becomes the attempt's
-        own.
+        """Return the server for a call of this attempt. A newly chosen one becomes the attempt's own.
 
         but: servers to avoid, unless there is no other.
         """
@@ -111,7 +108,6 @@ class Balancer:
         return not health.failures or (not health.probing and health.left_until <= self._clock())
 
     def _of(self, server: UpstreamModel) -> _Health:
-        """Return what is known about a server's health."""
         return self._health.setdefault(_name(server), _Health())
 
     def _stay(self, key: AttemptKey, server: UpstreamModel) -> None:

@@ -1,8 +1,7 @@
 """Request whole answers from servers that lose token ids when they stream.
 
-The gateway learns from the answers which server of which model does. A loss may be an accident, so
-one call tries streaming again after a pause. If the server loses ids again, the pause doubles, up
-to an hour.
+The gateway learns from the answers which server of which model does. A loss may be an accident, so one call tries
+streaming again after a pause. If the server loses ids again, the pause doubles, up to an hour.
 
 Everything runs in the gateway's event loop. The module knows answers in chat form, and no HTTP.
 """
@@ -29,21 +28,17 @@ class _Lossy:
     """A server whose last stream lost ids."""
 
     losses: int = 0
-    """The number of streams in a row that lost ids. Streams that were under way together count
-    once."""
+    """The number of streams in a row that lost ids. Streams that were under way together count once."""
     stream_again_at: float = 0.0
     """The time from which one call tries streaming again, by the clock of `Buffering`."""
     probing: bool = False
     """Whether a call under way tests if streams keep their ids again."""
     whole_has_ids: bool = True
-    """Whether whole answers have ids. If not, buffering gains nothing, and streams pass as they
-    come."""
+    """Whether whole answers have ids. If not, buffering gains nothing, and streams pass as they come."""
 
 
 class Buffering:
-    """Decides whether a server is asked for a stream or for a whole answer. The agent gets a stream
-    in either case.
-    """
+    """Decides whether a server is asked for a stream or for a whole answer. The agent gets a stream in either case."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -97,7 +92,6 @@ class Buffering:
                 logger.info("%s keeps token ids of model %r in streams again", model.address, model.model_name)
 
     def _pause(self, server: _Lossy) -> None:
-        """Request whole answers of a server for a while, longer after each loss."""
         server.losses += 1
         server.whole_has_ids = True
         server.stream_again_at = self._clock() + _pause_seconds(server.losses)
@@ -127,7 +121,5 @@ def _can_be_judged(answer: Json) -> bool:
 
 
 def _pause_seconds(losses: int) -> float:
-    """Return how long answers are requested whole after so many losses: twice as long after
-    each.
-    """
+    """Return how long answers are requested whole after so many losses: twice as long after each."""
     return min(FIRST_PAUSE_SECONDS * 2.0 ** min(losses - 1, 20), LONGEST_PAUSE_SECONDS)

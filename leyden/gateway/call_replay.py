@@ -1,16 +1,15 @@
 """Recorded calls that answer an attempt in the model's place while its requests are the same.
 
-A fork names an attempt and a number of calls (`ReplayFrom`). A request equals a recorded one if
-both have the same
+A fork names an attempt and a number of calls (`ReplayFrom`). A request equals a recorded one if both have the same
 
 - operation (`chat`, `text_completion`),
 - messages and tools, in chat form,
 - other fields, such as `temperature`, `stop` or `response_format`, except `_NOT_COMPARED`.
 
-If several recorded calls equal a request, the one with its model's name is preferred. Otherwise
-the model's name is not compared, nor whether the response is streamed, nor the fields that the
-gateway adds (seeds, overrides). The first request that differs ends the replay. Failed calls are
-left out, because they have no answer. Embeddings always go to the model.
+If several recorded calls equal a request, the one with its model's name is preferred. Otherwise the model's name is not
+compared, nor whether the response is streamed, nor the fields that the gateway adds (seeds, overrides). The first
+request that differs ends the replay. Failed calls are left out, because they have no answer. Embeddings always go to
+the model.
 
 The module knows spans and requests; `relay` sends the answers. All functions but `load` are pure.
 """
@@ -76,7 +75,8 @@ def compared_fields(request: Json) -> Json:
 def compared_request(operation: str, chat: Json, fields: Json) -> ComparedRequest:
     """Return the part of a call that is compared.
 
-    chat: the request in chat form. fields: `compared_fields` of the agent's own request.
+    chat: the request in chat form.
+    fields: `compared_fields` of the agent's own request.
     """
     return ComparedRequest(operation, input_messages(chat), chat.get("tools"), fields)
 
@@ -88,8 +88,8 @@ class CallReplay:
         """Begin a replay.
 
         calls: the answered model calls to repeat, in order.
-        later: recorded calls after those, which the model answers again. Some may have been under
-            way together with the last of `calls`.
+        later: recorded calls after those, which the model answers again. Some may have been under way together with the
+            last of `calls`.
         """
         self._left = list(calls)
         self._later = list(later)
@@ -100,11 +100,10 @@ class CallReplay:
         return not self._left
 
     def take(self, *requests: ComparedRequest, model: str | None = None) -> Span | None:
-        """Return the recorded call that a request repeats, and remove it; None if the model is to
-        answer the request.
+        """Return the recorded call that a request repeats, and remove it; None if the model is to answer the request.
 
-        A request may repeat the next recorded call, or any call that was under way together with
-        that one, because an agent does not decide the order of simultaneous calls.
+        A request may repeat the next recorded call, or any call that was under way together with that one, because an
+        agent does not decide the order of simultaneous calls.
         requests: the forms in which the request may have been recorded.
         model: the model that the request names.
         Raise Diverged if no such call equals the request.
@@ -130,8 +129,7 @@ class CallReplay:
 async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = ()) -> CallReplay:
     """Return the recorded calls that an attempt has yet to repeat.
 
-    own: the calls that the new attempt has made already. If one of them was answered by the model,
-        the replay is over.
+    own: the calls that the new attempt has made already. If one of them was answered by the model, the replay is over.
     Raise Refusal (404) if the store has no record to repeat.
     """
     spans: Sequence[Span] = ()
@@ -153,14 +151,12 @@ async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = 
 
 
 def _can_answer(span: Span) -> bool:
-    """Return whether a recorded call has a response that can be sent again."""
     said = span.attributes
     is_answered = span.status.status_code != "ERROR" and semconv.GEN_AI_OUTPUT_MESSAGES in said
     return is_answered and isinstance(said.get(semconv.CALL_INDEX), int)
 
 
 def _call_index(span: Span) -> int:
-    """Return the place of a recorded call among the calls of its attempt."""
     return cast(int, span.attributes[semconv.CALL_INDEX])
 
 
@@ -211,13 +207,12 @@ def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
 
 
 def _canonical(value: Any) -> str:
-    """Return a value as JSON text that is the same for equal values."""
     return json.dumps(value, sort_keys=True)
 
 
 def _first_unequal(mine: str, theirs: str) -> int:
-    """Return the index at which to begin the excerpts of two texts: shortly before their first
-    difference; 0 if that is near the beginning.
+    """Return the index at which to begin the excerpts of two texts: shortly before their first difference; 0 if that is
+    near the beginning.
     """
     pairs = zip(mine, theirs, strict=False)
     start = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(mine), len(theirs)))
@@ -225,7 +220,6 @@ def _first_unequal(mine: str, theirs: str) -> int:
 
 
 def _excerpt(value: Any, start: int) -> str:
-    """Return a value from `start` on as JSON, cut to `_SHOWN` characters."""
     text = json.dumps(value[start:] if start else value, ensure_ascii=False)
     return "..." * bool(start) + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
@@ -253,10 +247,10 @@ class RecordedAnswer:
 
 
 def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Passage:
-    """Return the translation between the client's API and a recorded answer, which is in chat form,
-    or a completion.
+    """Return the translation between the client's API and a recorded answer, which is in chat form, or a completion.
 
-    raw, request: the agent's body, as bytes and parsed. whole: the request with its earlier turns.
+    raw, request: the agent's body, as bytes and parsed.
+    whole: the request with its earlier turns.
     Raise Untranslatable or WrongType.
     """
     recorded_in = DIALECTS["chat"] if client.translates else client
@@ -267,8 +261,7 @@ def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -
 def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
     """Return a recorded call's answer in chat form, or as a completion.
 
-    The tokens' texts, a server's fingerprint and the details of usage are not recorded, so they are
-    left out.
+    The tokens' texts, a server's fingerprint and the details of usage are not recorded, so they are left out.
     with_token_ids: add the ids of prompt and response, for an agent that requested them.
     """
     said, is_completion = recorded.attributes, recorded.attributes.get(semconv.GEN_AI_OPERATION) == "text_completion"
@@ -304,5 +297,4 @@ def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
 
 
 def _padded(reasons: Sequence[str], length: int) -> list[str | None]:
-    """Return the finish reasons as `length` items, with None for those that were not recorded."""
     return [*reasons, *[None] * length][:length]

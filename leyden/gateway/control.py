@@ -8,9 +8,9 @@ Each request carries the gateway's control key.
 - `POST /control/models` replaces the models;
 - `POST /control/policy_version` sets the version of a model's weights.
 
-Every POST command returns the gateway's state after it. `RemoteGateway` is the client. A gateway in
-several processes sends a request to each, and joins their replies. To add a command, add a line to
-`_COMMANDS` and a method to `RemoteGateway`.
+Every POST command returns the gateway's state after it. `RemoteGateway` is the client. A gateway in several processes
+sends a request to each, and joins their replies. To add a command, add a line to `_COMMANDS` and a method to
+`RemoteGateway`.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ class Control:
         self._upstreams = upstreams
 
     def state(self) -> GatewayState:
-        """Return the gateway's calls, records and models at this moment, without keys and
-        passwords.
-        """
+        """Return the gateway's calls, records and models at this moment, without keys and passwords."""
         return GatewayState(
             paused=self.gate.closed,
             calls_waiting=self.gate.waiting,
@@ -192,16 +190,16 @@ def join_states(states: Sequence[GatewayState]) -> GatewayState:
 class RemoteGateway:
     """A gateway in another process or on another machine, controlled over HTTP.
 
-    Each method returns the state after the command, and raises GatewayError if the gateway cannot
-    be reached or refuses.
+    Each method returns the state after the command, and raises GatewayError if the gateway cannot be reached or
+    refuses.
     """
 
     def __init__(self, url: str, secret: str | None = None) -> None:
         """Open no connection yet; the first command does.
 
         url: the gateway's address, such as `http://127.0.0.1:8000`, with or without `/v1`.
-        secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token. None if
-            it has neither: this process must then run on the gateway's machine, as its user.
+        secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token. None if it has neither:
+            this process must then run on the gateway's machine, as its user.
         """
         self._root = url.rstrip("/").removesuffix("/v1")
         self._secret = secret
@@ -224,20 +222,19 @@ class RemoteGateway:
         return await self._ask("POST", "resume")
 
     async def update_model_list(self, models: Sequence[Mapping[str, Any]]) -> GatewayState:
-        """Replace the models from the next call on. models: the fields of an `UpstreamModel` for
-        each.
+        """Replace the models from the next call on.
+
+        models: the fields of an `UpstreamModel` for each.
         """
         return await self._ask("POST", "models", list(models))
 
     async def set_policy_version(self, model_name: str, version: int | None) -> GatewayState:
-        """Set the version of a model's weights, which is recorded with each call, or None for no
-        version.
-        """
+        """Set the version of a model's weights, which is recorded with each call, or None for no version."""
         return await self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:
-        """Send one control command and return the gateway's state after it. Raise GatewayError if
-        the gateway cannot be reached or refuses.
+        """Send one control command and return the gateway's state after it. Raise GatewayError if the gateway cannot be
+        reached or refuses.
         """
         session = await self._sessions.get()
         headers = {"Authorization": f"Bearer {control_key_of(self._secret or found_secret(self._root))}"}

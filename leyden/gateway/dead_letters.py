@@ -1,9 +1,8 @@
-"""`SetAside`: a file for records on which the store itself fails (status 500), so that they hold up
-no others.
+"""`SetAside`: a file for records on which the store itself fails (status 500), so that they hold up no others.
 
-They are tried again one by one until the store takes them, after pauses that double up to an hour.
-`takes_nothing` tells whether an error is such a record's fault, or whether the store is away or
-full. The module knows a spool. It does not know what the records are, or how the owner writes them.
+They are tried again one by one until the store takes them, after pauses that double up to an hour. `takes_nothing`
+tells whether an error is such a record's fault, or whether the store is away or full. The module knows a spool. It does
+not know what the records are, or how the owner writes them.
 """
 
 from __future__ import annotations
@@ -71,9 +70,7 @@ class SetAside(Generic[T]):
         return kept
 
     async def run(self) -> None:
-        """Try to write the records again and again, the first time at once. Runs until
-        cancelled.
-        """
+        """Try to write the records again and again, the first time at once. Runs until cancelled."""
         pause = 0.0
         while True:
             if not len(self._records):
@@ -108,15 +105,13 @@ class SetAside(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error means that the store has refused a record, so that trying again is of
-    no use.
-    """
+    """Return whether an error means that the store has refused a record, so that trying again is of no use."""
     return isinstance(error, LeydenError) and not isinstance(error, StoreError)
 
 
 async def takes_nothing(store: LightningStore, error: Exception) -> bool:
-    """Return whether a write failed because the store is away or full, not because of what was
-    written or because the store is closed.
+    """Return whether a write failed because the store is away or full, not because of what was written or because the
+    store is closed.
     """
     if isinstance(error, StoreAway | StoreFull):  # even if it is back by now
         return True

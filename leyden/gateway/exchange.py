@@ -40,8 +40,7 @@ class Exchange:
     """The ASGI scope of the agent's request."""
     send: Send
     raw: bytes
-    """The body of the request, with the `sampling_overrides` of the rollout's mode once they are
-    applied."""
+    """The body of the request, with the `sampling_overrides` of the rollout's mode once they are applied."""
     mode: str | None = None
     """The mode of the rollout."""
     sampling_key: str = ""
@@ -55,8 +54,7 @@ class Exchange:
     request: dict[str, Any] = field(default_factory=dict[str, Any])
     """The parsed request."""
     keep: dict[str, Any] | None = None
-    """The whole request, if its response is to be kept because the client may continue it by its
-    id."""
+    """The whole request, if its response is to be kept because the client may continue it by its id."""
     price_per_million: tuple[float, float] | None = None
     """The price of the called server, as in `UpstreamModel`; None if it has none."""
     model_name: str | None = None
@@ -70,11 +68,10 @@ class Exchange:
     recorded: bool = False
     """Whether the call's record has been handed to the recorder."""
     streaming: bool = False
-    """Whether the head of a streamed response has been sent. An error can then only be sent as an
-    event."""
+    """Whether the head of a streamed response has been sent. An error can then only be sent as an event."""
     mid_event: bool = False
-    """Whether the agent has a part of an event of its stream, after which neither a comment nor
-    another event may be sent."""
+    """Whether the agent has a part of an event of its stream, after which neither a comment nor another event may be
+    sent."""
     ended: bool = False
     """Whether the agent has the last event of its stream."""
     broken_off: BrokenOff | None = None
@@ -86,8 +83,7 @@ class Exchange:
     said_at: float = 0.0
     """The event loop's time at which data was last sent to the agent."""
     _saying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a message is sent, because the response and the keep-alive comments share the
-    connection."""
+    """Held while a message is sent, because the response and the keep-alive comments share the connection."""
 
     @property
     def key(self) -> AttemptKey:
@@ -102,16 +98,18 @@ class Exchange:
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def say(self, part: bytes, *, more: bool = True, mid_event: bool = False) -> None:
-        """Send a part of a streamed response. more: False for the last. mid_event: whether it ends
-        in the middle of an event.
+        """Send a part of a streamed response.
+
+        more: False for the last.
+        mid_event: whether it ends in the middle of an event.
         """
         async with self._saying:
             self.mid_event = mid_event
             await self._say(part, more=more)
 
     async def say_between_events(self, part: bytes) -> bool:
-        """Send an event or a comment of the gateway, unless the stream is in the middle of another
-        event. Return whether it was sent.
+        """Send an event or a comment of the gateway, unless the stream is in the middle of another event. Return
+        whether it was sent.
         """
         async with self._saying:
             if not self.mid_event:
@@ -119,8 +117,8 @@ class Exchange:
             return not self.mid_event
 
     async def break_off(self) -> None:
-        """Send what the agent gets of a response that broke off. The caller must return without
-        ending the response, so that the server closes the connection.
+        """Send what the agent gets of a response that broke off. The caller must return without ending the response, so
+        that the server closes the connection.
         """
         broken = self.broken_off
         if broken is not None and not self.streaming:

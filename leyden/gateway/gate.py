@@ -16,8 +16,8 @@ class Gate:
     """A gate that is open, or closed with calls waiting before it."""
 
     def __init__(self, wait_seconds: float, *, closed: bool = False) -> None:
-        """wait_seconds: the longest time that a call waits before the closed gate. closed: whether
-        the gate is closed at first.
+        """wait_seconds: the longest time that a call waits before the closed gate.
+        closed: whether the gate is closed at first.
         """
         self._wait_seconds = wait_seconds
         self._open, self._empty = asyncio.Event(), asyncio.Event()

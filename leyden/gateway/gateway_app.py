@@ -96,8 +96,7 @@ class GatewayApp:
 
         token: the key that clients must send; None admits any key.
         live_key: the secret with which serving sessions sign live rollouts; None: no live rollouts.
-        control_key: returns the key with which runners end attempts, and operators control the
-            gateway.
+        control_key: returns the key with which runners end attempts, and operators control the gateway.
         connections: returns the number of open connections.
         """
         self._attempts = attempts
@@ -157,8 +156,8 @@ class GatewayApp:
             task.cancel()
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Drop the attempt's state, and cancel the calls that its agent left under way, so that the
-        attempt's record is complete when it is flushed.
+        """Drop the attempt's state, and cancel the calls that its agent left under way, so that the attempt's record is
+        complete when it is flushed.
         """
         self._warned.discard((rollout_id, attempt_id))
         self._relay.forget((rollout_id, attempt_id))
@@ -171,12 +170,11 @@ class GatewayApp:
     # ---- routes ----------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Dispatch a request by its path: health, the end of an attempt, control commands, model
-        calls, kept responses, the list of models. Raise Refusal for any other path.
+        """Dispatch a request by its path: health, the end of an attempt, control commands, model calls, kept responses,
+        the list of models. Raise Refusal for any other path.
 
-        A call's attempt comes from a live rollout's signed claim, the URL, the key or the headers.
-        With a token or a claim, the key must agree with the URL, so that an agent cannot call in
-        another attempt's name.
+        A call's attempt comes from a live rollout's signed claim, the URL, the key or the headers. With a token or a
+        claim, the key must agree with the URL, so that an agent cannot call in another attempt's name.
         """
         self._guard.check(scope)
         path = raw_path(scope).strip("/")
@@ -241,8 +239,8 @@ class GatewayApp:
         )
 
     def _check_token(self, scope: Scope) -> None:
-        """Raise Refusal (401) unless the request has the gateway's token, if it has one. An
-        attempt's key is not enough.
+        """Raise Refusal (401) unless the request has the gateway's token, if it has one. An attempt's key is not
+        enough.
         """
         if self._token is not None and not is_secret(given_key(scope), self._token):
             raise Refusal(401, "invalid_api_key", f"{pages.METRICS} needs this gateway's token as the bearer token")
@@ -270,8 +268,8 @@ class GatewayApp:
         return _SignedClaim(claim, text)
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
-        """Return the attempt that the client's key names; None for the gateway's token, which is
-        valid for every attempt, and for any key if the gateway has no token.
+        """Return the attempt that the client's key names; None for the gateway's token, which is valid for every
+        attempt, and for any key if the gateway has no token.
 
         Raise Refusal (401) for any other key.
         """
@@ -293,8 +291,8 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt at the request of a runner in another process (`remote.py`), and reply
-        when its record is in the store.
+        """End an attempt at the request of a runner in another process (`remote.py`), and reply when its record is in
+        the store.
         """
         self._check_control_key(scope)
         await self._attempts.end_if_known(rollout_id, attempt_id)
@@ -319,9 +317,7 @@ class GatewayApp:
     async def _kept_response(
         self, scope: Scope, send: Send, key: AttemptKey, response_id: str, dialect: Dialect
     ) -> None:
-        """Return or delete a response that the gateway has kept for an attempt, as the Responses
-        API does.
-        """
+        """Return or delete a response that the gateway has kept for an attempt, as the Responses API does."""
         assert dialect.conversations is not None
         kept = self._relay.kept.get(key, response_id)
         check_method(scope, "GET", "DELETE")
@@ -343,11 +339,10 @@ class GatewayApp:
         claim: _SignedClaim | None,
         sender: AttemptKey | None,
     ) -> None:
-        """Admit one model call to its attempt, relay it to a model server and record it. A retry of
-        a finished call gets the recorded response again.
+        """Admit one model call to its attempt, relay it to a model server and record it. A retry of a finished call
+        gets the recorded response again.
 
-        claim: the signed permission of a live rollout that the store may not have yet; None for
-            other rollouts.
+        claim: the signed permission of a live rollout that the store may not have yet; None for other rollouts.
         sender: the attempt whose code sent the call, by its headers; None if they do not say.
         """
         start_time = time.time()
@@ -425,10 +420,9 @@ class GatewayApp:
     async def _misdirected(
         self, addressed: AttemptKey, sender: AttemptKey, dialect: Dialect, start_time: float
     ) -> str | None:
-        """Return why a call cannot be counted as one of the attempt that its address names: its
-        headers say that the code of another attempt sent it, and that attempt is under way. Record
-        a failed call there, too. Return None if the other attempt is over or unknown: threads may
-        outlive the attempt whose context they carry.
+        """Return why a call cannot be counted as one of the attempt that its address names: its headers say that the
+        code of another attempt sent it, and that attempt is under way. Record a failed call there, too. Return None if
+        the other attempt is over or unknown: threads may outlive the attempt whose context they carry.
         """
         try:
             admission = await self._attempts.admit(*sender, call_index=0)  # takes no number
@@ -482,8 +476,8 @@ async def _send(send: Send, reply: HttpReply) -> None:
 def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
     """Cancel a call whose client has left.
 
-    A call whose response is already complete continues for up to 2 seconds, because the rest of its
-    stream may hold the token counts that prove its tokens.
+    A call whose response is already complete continues for up to 2 seconds, because the rest of its stream may hold the
+    token counts that prove its tokens.
     """
     if not exchange.answered:
         task.cancel()

@@ -1,10 +1,9 @@
 """Run the gateway in several processes behind one port.
 
-Each attempt belongs to one worker, which the attempt's ids determine. That worker holds the whole
-state of the attempt: the numbers of its calls, its server, its limits, its retries. All workers
-accept connections on the same socket. A worker that receives a call of another worker's attempt
-forwards it over a Unix socket, and returns the response as it arrives. The module knows processes,
-sockets and which attempt a request names; the rest is `LLMProxy`.
+Each attempt belongs to one worker, which the attempt's ids determine. That worker holds the whole state of the attempt:
+the numbers of its calls, its server, its limits, its retries. All workers accept connections on the same socket. A
+worker that receives a call of another worker's attempt forwards it over a Unix socket, and returns the response as it
+arrives. The module knows processes, sockets and which attempt a request names; the rest is `LLMProxy`.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class GatewayWorkers:
         """Check the options; `start` starts the processes.
 
         store_url: where calls are recorded: the URL of a store server, or of a PostgreSQL.
-        control_secret: signs control commands; all processes have the same one. None: the gateway's
-            token, or without one a `ControlSecret`.
+        control_secret: signs control commands; all processes have the same one. None: the gateway's token, or without
+            one a `ControlSecret`.
         options: options of `LLMProxy`.
         Raise ConfigError for an option that `LLMProxy` refuses.
         """
@@ -205,10 +204,10 @@ def _work(
     n_workers: int,
     given: Mapping[str, Any],
 ) -> None:
-    """Run a gateway until the parent closes the pipe or ends. The entry point of a worker
-    process.
+    """Run a gateway until the parent closes the pipe or ends. The entry point of a worker process.
 
-    folder: where each worker has its Unix socket. index: this process's number among `n_workers`.
+    folder: where each worker has its Unix socket.
+    index: this process's number among `n_workers`.
     given: the options and secrets that all the processes share.
     """
     from leyden._lib.logs import setup_logging
@@ -232,8 +231,8 @@ async def _serve(
 ) -> None:
     """Serve calls as one of several processes that share a port, until the parent is gone.
 
-    index: this process's number among `n_workers`. given: the options and secrets that all the
-        processes share.
+    index: this process's number among `n_workers`.
+    given: the options and secrets that all the processes share.
     """
     paths = [folder / f"{number}.sock" for number in range(n_workers)]
     proxy = _WorkerGateway(listener, paths, index, **given["options"])
@@ -246,8 +245,8 @@ async def _serve(
 
 
 class _WorkerGateway(LLMProxy):
-    """The gateway of one worker. It serves the common socket, and a Unix socket of its own for
-    calls that other workers forward.
+    """The gateway of one worker. It serves the common socket, and a Unix socket of its own for calls that other workers
+    forward.
     """
 
     def __init__(self, listener: socket.socket, paths: list[Path], index: int, **options: Any) -> None:
@@ -275,23 +274,23 @@ class _WorkerGateway(LLMProxy):
 
 
 class _Dispatch:
-    """The ASGI application at the common socket. It serves the calls of its worker's attempts, and
-    forwards all others to their workers.
+    """The ASGI application at the common socket. It serves the calls of its worker's attempts, and forwards all others
+    to their workers.
     """
 
     def __init__(
         self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int, max_body_bytes: int
     ) -> None:
-        """sessions: an HTTP session to each worker, by index. index: this worker's own."""
+        """sessions: an HTTP session to each worker, by index.
+        index: this worker's own.
+        """
         self._app = app
         self._sessions = sessions
         self._index = index
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or forward it to the process that owns its attempt. Control commands go
-        to every process.
-        """
+        """Serve a request, or forward it to the process that owns its attempt. Control commands go to every process."""
         if raw_path(scope).strip("/").startswith(PREFIX):
             return await self._control_all(scope, receive, send)
         if raw_path(scope).rstrip("/") == pages.METRICS:
@@ -308,9 +307,7 @@ class _Dispatch:
             await send_refusal(send, refusal, client_dialect(scope))
 
     async def _control_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a control request to every worker. Reply with their joint state, or with the first
-        refusal.
-        """
+        """Send a control request to every worker. Reply with their joint state, or with the first refusal."""
         body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
         try:
             asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
@@ -326,8 +323,8 @@ class _Dispatch:
         await send_reply(send, dump(joint))
 
     async def _metrics_of_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply with the metrics of every worker, which have its number as the label `process`, or
-        with the first refusal.
+        """Reply with the metrics of every worker, which have its number as the label `process`, or with the first
+        refusal.
         """
         body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
         try:
@@ -367,8 +364,7 @@ class _Dispatch:
                 task.uncancel()  # the client has left
 
     async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
-        """Send a request to another worker and return its response. Retry while that worker
-        restarts.
+        """Send a request to another worker and return its response. Retry while that worker restarts.
 
         Raise Refusal if the worker stays away (503) or ends during the call (502).
         """
@@ -404,9 +400,7 @@ class _Dispatch:
 
 
 def _session(path: Path) -> aiohttp.ClientSession:
-    """Return a session to the worker at this socket. It neither adds headers nor decompresses
-    bodies.
-    """
+    """Return a session to the worker at this socket. It neither adds headers nor decompresses bodies."""
     return aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(path), limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -439,5 +433,4 @@ def _named_by_claim(text: str) -> AttemptKey | None:
 
 
 def _owner(key: AttemptKey, n_workers: int) -> int:
-    """Return the index of the worker that an attempt belongs to, the same in every process."""
     return zlib.crc32("\x1f".join(key).encode("utf-8", "surrogatepass")) % n_workers

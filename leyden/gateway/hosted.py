@@ -1,9 +1,8 @@
 """Run the gateway in the process of the run's engine, which it then calls without HTTP.
 
-The main process opens the port and serves its store to the engine's process (`Reservation`). The
-engine's process runs the gateway there (`serve`), and the main process controls it
-(`HostedGateway`). The port stays open while no process serves it, so that calls wait instead of
-failing. The module knows no engine: the engine's process calls `serve`.
+The main process opens the port and serves its store to the engine's process (`Reservation`). The engine's process runs
+the gateway there (`serve`), and the main process controls it (`HostedGateway`). The port stays open while no process
+serves it, so that calls wait instead of failing. The module knows no engine: the engine's process calls `serve`.
 """
 
 from __future__ import annotations
@@ -96,7 +95,10 @@ class HostedGateway(RunningGateway):
     """A gateway in another process, which this process controls over HTTP under its control key."""
 
     def __init__(self, root: str, control_key: str, end: Callable[[], Awaitable[None]]) -> None:
-        """Connect to nothing yet. end: ends the process that runs the gateway."""
+        """Connect to nothing yet.
+
+        end: ends the process that runs the gateway.
+        """
         parts = urlsplit(root)
         self._host, self._port = parts.hostname or "", parts.port
         self._headers = {"Authorization": f"Bearer {control_key}"}
@@ -121,8 +123,7 @@ class HostedGateway(RunningGateway):
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """End the attempt, and wait until its calls are in the store.
 
-        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be
-        reached.
+        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be reached.
         """
         await self._recorder.flush(rollout_id, attempt_id)
 
@@ -194,8 +195,8 @@ async def serve(settings: Settings, descriptor: int, app: Any, url: str) -> Asyn
 class _HostedProxy(LLMProxy):
     """A gateway in the running event loop, on a socket that is open already.
 
-    Calls wait until the main process has set the models, because until then the policy is missing,
-    or has the address that it had in an earlier process.
+    Calls wait until the main process has set the models, because until then the policy is missing, or has the address
+    that it had in an earlier process.
     """
 
     def __init__(self, listener: socket.socket, transports: Mapping[str, Transport], settings: Settings) -> None:
@@ -214,7 +215,6 @@ class _HostedProxy(LLMProxy):
             self._first_gate = None
 
     def _new_gate(self) -> Gate:
-        """Return a closed gate, which the main process opens."""
         self._first_gate = Gate(self._pause_wait_seconds, closed=True)
         return self._first_gate
 

@@ -32,8 +32,7 @@ class AttemptLimits:
             check_number(f"attempt_limits: {name}", limit, above=0, whole=name != "cost", or_none="no limit")
 
     def check(self, call_index: int, spent: Spent) -> None:
-        """Raise Refusal (429) if the attempt has reached a limit. The reply tells the client not to
-        retry.
+        """Raise Refusal (429) if the attempt has reached a limit. The reply tells the client not to retry.
 
         call_index: the number of the call in its attempt, from 0.
         """
@@ -73,7 +72,6 @@ def cost_of(usage: Any, price_per_million: tuple[float, float] | None) -> float 
 
 
 def _tokens(usage: Any) -> tuple[int, int]:
-    """Return the tokens of prompt and response; 0 for each that the usage does not have."""
     if not isinstance(usage, dict):
         return 0, 0
     counted = cast(dict[str, Any], usage)
@@ -86,7 +84,6 @@ def _count(value: Any) -> int:
 
 
 def _refusal(name: str, limit: float, spent: float) -> Refusal:
-    """Return the refusal of a call of an attempt that has reached a limit."""
     return Refusal(
         429,
         "attempt_limit",

@@ -1,8 +1,8 @@
 """Call models through LiteLLM, for providers with an API of their own.
 
-This is the only module that imports LiteLLM, and it does so at the first call, because the import
-takes seconds and 180 MB. LiteLLM only translates: its retries, its logging and its price list from
-the network are switched off. Calls are recorded as text, because providers return no token ids.
+This is the only module that imports LiteLLM, and it does so at the first call, because the import takes seconds and 180
+MB. LiteLLM only translates: its retries, its logging and its price list from the network are switched off. Calls are
+recorded as text, because providers return no token ids.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OTHER_FIELDS = (
 _ALLOWED = {*_FIELDS_OF_OPENAI.split(), *_OTHER_FIELDS.split()}
 """The fields that an agent may set in its request.
 
-Others are LiteLLM's own options: `api_base`, for instance, would send the operator's key to an
-address of the agent's choice. Only `litellm_params` may set those.
+Others are LiteLLM's own options: `api_base`, for instance, would send the operator's key to an address of the agent's
+choice. Only `litellm_params` may set those.
 """
 _FUNCTIONS = {"chat": "acompletion", "completions": "atext_completion", "embeddings": "aembedding"}
 """LiteLLM's function for each dialect."""
@@ -75,8 +75,8 @@ class LitellmTransport:
     async def ask(
         self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
-        """Send the request through LiteLLM, and yield the response. A request with a field that
-        agents may not set gets an error (status 400) without a call.
+        """Send the request through LiteLLM, and yield the response. A request with a field that agents may not set gets
+        an error (status 400) without a call.
 
         Raise ServerGone or TimeoutError, also while the response is read.
         """
@@ -120,7 +120,6 @@ class _Whole:
         return [(b"content-type", self.content_type.encode())]
 
     async def read(self) -> bytes:
-        """Return the body, which has arrived already."""
         return self._body
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -159,7 +158,6 @@ def _not_allowed(name: str) -> _Whole:
 
 
 def _imported() -> tuple[Any, Any]:
-    """Import and return `litellm`, set up to use the network only for calls, and `openai`."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read when litellm is imported
     litellm: Any = importlib.import_module("litellm")
     litellm.telemetry = False
@@ -168,5 +166,4 @@ def _imported() -> tuple[Any, Any]:
 
 
 def _json(model: Any) -> bytes:
-    """Return a LiteLLM response as JSON."""
     return model.model_dump_json(exclude_none=True, exclude_unset=True).encode()

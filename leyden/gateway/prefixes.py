@@ -1,12 +1,12 @@
 """Find which earlier call of its attempt each prompt continues, and how many ids they share.
 
-No other module searches for this. The store leaves the shared ids out, and the token graph starts
-from them; each compares them first.
+No other module searches for this. The store leaves the shared ids out, and the token graph starts from them; each
+compares them first.
 
-A turn that continues a conversation shares nearly all of its prompt with the last turn; a rewritten
-context shares only its beginning. Until an attempt ends, the last call of each of its conversations
-is kept, at four bytes a token and `LIMIT_BYTES` in all. Beyond that, the attempt without a call for
-the longest time is dropped, and its later calls are stored whole.
+A turn that continues a conversation shares nearly all of its prompt with the last turn; a rewritten context shares only
+its beginning. Until an attempt ends, the last call of each of its conversations is kept, at four bytes a token and
+`LIMIT_BYTES` in all. Beyond that, the attempt without a call for the longest time is dropped, and its later calls are
+stored whole.
 
 The module knows ids, never text, and runs in the gateway's event loop.
 """
@@ -41,8 +41,8 @@ class Prefixes:
     def add(
         self, key: AttemptKey, span_id: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
     ) -> tuple[int, str | None]:
-        """Add a call. Return the number of first ids of its prompt that an earlier call has, too,
-        and that call's span id; (0, None) if no call shares any.
+        """Add a call. Return the number of first ids of its prompt that an earlier call has, too, and that call's span
+        id; (0, None) if no call shares any.
 
         Of the earlier calls, the one with the most shared ids is chosen, and of several the newest.
         prompt_ids, response_ids: shapes (P,) and (R,).

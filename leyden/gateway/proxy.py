@@ -1,7 +1,7 @@
 """`LLMProxy`: the gateway's options, and the start and stop of its server.
 
-The server runs in a daemon thread with an event loop of its own, so a busy agent or algorithm
-never holds up a model call. The routes are in `gateway_app`; what happens to a call is in `relay`.
+The server runs in a daemon thread with an event loop of its own, so a busy agent or algorithm never holds up a model
+call. The routes are in `gateway_app`; what happens to a call is in `relay`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ _STOP_GRACE_SECONDS = 1.0
 _CLIENT_KEEP_ALIVE_SECONDS = 75
 """The seconds for which the gateway keeps a client's idle connection.
 
-It is longer than clients keep theirs (OpenAI's: 5 s). If both ends waited equally long, the gateway
-could close a connection on which a client is just sending.
+It is longer than clients keep theirs (OpenAI's: 5 s). If both ends waited equally long, the gateway could close a
+connection on which a client is just sending.
 """
 _UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
 """The seconds for which the gateway keeps an idle connection to a server.
 
-It is shorter than servers keep theirs (uvicorn and vLLM: 5 s), so that a server never closes a
-connection on which the gateway is just sending.
+It is shorter than servers keep theirs (uvicorn and vLLM: 5 s), so that a server never closes a connection on which the
+gateway is just sending.
 """
 _CONNECT_SECONDS = 10.0
 """The seconds that a connection to a server may take to open."""
@@ -79,9 +79,9 @@ _MODES: tuple[str, ...] = get_args(RolloutMode)
 class LLMProxy(NamedOptions, KeepsArguments):
     """A server of OpenAI's and Anthropic's APIs that passes calls on to models and records them.
 
-    Call `start` before use and `stop` after it, or use `async with`. Both may be repeated, and a
-    restart keeps the address. All methods may be called from any thread and any event loop, but
-    `start` and `stop` only from one at a time.
+    Call `start` before use and `stop` after it, or use `async with`. Both may be repeated, and a restart keeps the
+    address. All methods may be called from any thread and any event loop, but `start` and `stop` only from one at a
+    time.
     """
 
     def __init__(
@@ -112,51 +112,42 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
         port: None takes a free port.
         host: the address to bind.
-        model_list: the models to serve, each an `UpstreamModel`, an `LLM`, or a mapping with the
-            fields of `UpstreamModel`. Agent Lightning's entries with `litellm_params` are accepted,
-            too. A model that is named several times has several servers; an attempt stays with one
-            while it is healthy.
-        store: where calls are recorded. A `LightningStoreServer` stands for the store that it
-            serves.
-        timeout_seconds: the longest time for one response, from the request to a stream's last
-            byte. An agent that reads slowly uses it up, too.
-        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that
-            trains an `IsolatedBackend` start it in the engine's process, where it calls the engine
-            without HTTP. Any other run uses a thread.
-        deterministic_seed: add a `seed` to each request that has none. The seed depends on this
-            number, the rollout's `metadata["leyden.sampling_key"]` (or its id), how many of its
-            attempts have failed, and the number of the call. `PolicyGradient` sets the key to mode,
-            step and place, so that two runs with one seed sample the same.
+        model_list: the models to serve, each an `UpstreamModel`, an `LLM`, or a mapping with the fields of
+            `UpstreamModel`. Agent Lightning's entries with `litellm_params` are accepted, too. A model that is named
+            several times has several servers; an attempt stays with one while it is healthy.
+        store: where calls are recorded. A `LightningStoreServer` stands for the store that it serves.
+        timeout_seconds: the longest time for one response, from the request to a stream's last byte. An agent that
+            reads slowly uses it up, too.
+        launch_mode: "thread" runs the gateway in a thread of this process. "engine" lets a run that trains an
+            `IsolatedBackend` start it in the engine's process, where it calls the engine without HTTP. Any other run
+            uses a thread.
+        deterministic_seed: add a `seed` to each request that has none. The seed depends on this number, the rollout's
+            `metadata["leyden.sampling_key"]` (or its id), how many of its attempts have failed, and the number of the
+            call. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
         token: the API key that clients must send. Required unless `host` is a loopback address.
-        live_key: a secret shared with serving sessions (`leyden.serving.OnlineSession`), which sign
-            live rollouts with it. Their calls are admitted before the store knows them. None: no
-            live rollouts.
-        access_host: the address under which agents reach this machine. None: `host`. If `host`
-            stands for all addresses (0.0.0.0), runners then look for the gateway on the machine of
-            the store.
-        keep_alive_seconds: after this much silence a stream gets a comment. Clients skip comments,
-            and networks then do not take the connection for dead.
-        upstream_retries: how often a call is sent again before the first byte of a response, with
-            growing pauses. It is repeated if a server cannot be reached, and sent to another server
-            of the model after 429, 502, 503 or 504.
-        pause_wait_seconds: how long a call waits while the gateway is paused. Then it gets 429 with
-            Retry-After.
-        attempt_limits: the most that one attempt may spend. A call beyond that gets 429, and the
-            client is told not to retry.
-        sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of
-            every request of such rollouts, named as in the agents' API: {"val": {"temperature":
-            0}}.
-        durable: write each call to the store before the last byte of its response, and answer 503
-            if that fails. Otherwise calls are written afterwards, and a crash of this process loses
-            the last ones: hundredths of a second, or a second and more on a busy machine.
-        spool: a file for records that wait while the store is away. They are delivered once each,
-            in order, also by the next gateway with this file. None: a temporary file, which is lost
-            if this process ends before the store is back. A durable gateway keeps no spool and
-            answers 503.
+        live_key: a secret shared with serving sessions (`leyden.serving.OnlineSession`), which sign live rollouts with
+            it. Their calls are admitted before the store knows them. None: no live rollouts.
+        access_host: the address under which agents reach this machine. None: `host`. If `host` stands for all addresses
+            (0.0.0.0), runners then look for the gateway on the machine of the store.
+        keep_alive_seconds: after this much silence a stream gets a comment. Clients skip comments, and networks then do
+            not take the connection for dead.
+        upstream_retries: how often a call is sent again before the first byte of a response, with growing pauses. It is
+            repeated if a server cannot be reached, and sent to another server of the model after 429, 502, 503 or 504.
+        pause_wait_seconds: how long a call waits while the gateway is paused. Then it gets 429 with Retry-After.
+        attempt_limits: the most that one attempt may spend. A call beyond that gets 429, and the client is told not to
+            retry.
+        sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of every request of such
+            rollouts, named as in the agents' API: {"val": {"temperature": 0}}.
+        durable: write each call to the store before the last byte of its response, and answer 503 if that fails.
+            Otherwise calls are written afterwards, and a crash of this process loses the last ones: hundredths of a
+            second, or a second and more on a busy machine.
+        spool: a file for records that wait while the store is away. They are delivered once each, in order, also by the
+            next gateway with this file. None: a temporary file, which is lost if this process ends before the store is
+            back. A durable gateway keeps no spool and answers 503.
         spool_bytes: the largest size of that file. Records beyond it are lost, and `flush` raises.
         max_body_bytes: the largest request. A larger one is refused with 413.
-        connection_limits: how long an agent may take to send a request or to fetch a response.
-            None: the defaults of `ConnectionLimits`.
+        connection_limits: how long an agent may take to send a request or to fetch a response. None: the defaults of
+            `ConnectionLimits`.
         Raise ConfigError for an option that cannot be used.
         """
         check_choice("launch_mode", launch_mode, ("thread", "engine"))
@@ -229,9 +220,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await asyncio.shield(self.stop())
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
-        """Pickle the gateway as a `RemoteRecorder`, by which another process reports its attempts
-        to this gateway.
-        """
+        """Pickle the gateway as a `RemoteRecorder`, by which another process reports its attempts to this gateway."""
         return RemoteRecorder, (self._root, self._control_key)
 
     # ---- options ---------------------------------------------------------------------------------
@@ -264,8 +253,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
             self._running.keep(self.served_models)
 
     def serve_engine(self, *servers: LLM) -> None:
-        """Serve a model of the run's own engine from the next call on, at one server or several, in
-        addition to models of other names.
+        """Serve a model of the run's own engine from the next call on, at one server or several, in addition to models
+        of other names.
         """
         names = {server.model for server in servers}
         others = [model for model in self.served_models if model.model_name not in names]
@@ -275,10 +264,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
     def set_policy_version(self, model_name: str, version: int | None) -> None:
         """Set the version of a model's weights, for servers that do not report it themselves.
 
-        Each call is recorded with the version at its start (`leyden.policy_version`). If the
-        version changes during the call, the new one is recorded, too
-        (`leyden.policy_version.at_end`). Tokens get the version at the start, the oldest that any
-        of them can have. Versions of tokens that a server reports itself take precedence.
+        Each call is recorded with the version at its start (`leyden.policy_version`). If the version changes during the
+        call, the new one is recorded, too (`leyden.policy_version.at_end`). Tokens get the version at the start, the
+        oldest that any of them can have. Versions of tokens that a server reports itself take precedence.
         version: None if the model has no version.
         Raise ConfigError for a model that the gateway does not serve.
         """
@@ -294,9 +282,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             self._running.set_policy_version(model_name, version)
 
     def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
-        """Return the models by name. Raise ConfigError if a limit on cost needs a price that a
-        model does not have.
-        """
+        """Return the models by name. Raise ConfigError if a limit on cost needs a price that a model does not have."""
         models = upstream_models(model_list)
         if self._limits.cost is not None:
             for server in (server for servers in models.values() for server in servers):
@@ -308,12 +294,11 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that know `secret` end attempts, even if they were started elsewhere (with
-        `FoundGateways` as their recorder).
+        """Let runners that know `secret` end attempts, even if they were started elsewhere (with `FoundGateways` as
+        their recorder).
 
-        secret: None: the gateway's token takes its place, which such runners find in their
-            resources. Without a token either, a random secret lies in a file that only this user
-            can read, while the gateway's port is open.
+        secret: None: the gateway's token takes its place, which such runners find in their resources. Without a token
+            either, a random secret lies in a file that only this user can read, while the gateway's port is open.
         Raise GatewayError if that file cannot be written.
         """
         if self._control_secret is not None:
@@ -345,7 +330,6 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @property
     def _reported_as(self) -> str:
-        """The gateway's name in the samples that it writes."""
         return netloc(self._access_host, self._listening_port())
 
     def as_resource(
@@ -357,8 +341,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
     ) -> ProxyLLM | LLM:
         """Return the gateway as a resource for agents.
 
-        Without ids this is a `ProxyLLM`, which serves any attempt. With both ids it is the `LLM` of
-        that attempt. `model` may be left out if the gateway serves only one.
+        Without ids this is a `ProxyLLM`, which serves any attempt. With both ids it is the `LLM` of that attempt.
+        `model` may be left out if the gateway serves only one.
         Raise ConfigError for a model that is not served, and for one id without the other.
         """
         name = self._model_name(model)
@@ -375,8 +359,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
     def models_digest(self) -> str:
         """Return a digest that changes when equal requests may get other responses.
 
-        It covers each served model's name, address, name at its server and parameters, and the
-        sampling overrides. Keys are left out.
+        It covers each served model's name, address, name at its server and parameters, and the sampling overrides. Keys
+        are left out.
         """
         served = [server.content for server in self.served_models]
         content = [served, self._relay_options.sampling_overrides]
@@ -385,14 +369,14 @@ class LLMProxy(NamedOptions, KeepsArguments):
     def make_key(self, rollout_id: str, attempt_id: str) -> str:
         """Return the API key of one attempt, for programs whose base URL cannot carry the ids.
 
-        The key is `sk-leyden-<rollout>.<attempt>.<hmac>`. It is made with the gateway's token and
-        stays valid as long as the token does. Its holder can call in this attempt only.
+        The key is `sk-leyden-<rollout>.<attempt>.<hmac>`. It is made with the gateway's token and stays valid as long
+        as the token does. Its holder can call in this attempt only.
         """
         return attempt_key(self._token, rollout_id, attempt_id)
 
     def _model_name(self, model: str | None) -> str:
-        """Return the name of the model; None: the only one. Raise ConfigError if the gateway does
-        not serve it, or if None leaves a choice.
+        """Return the name of the model; None: the only one. Raise ConfigError if the gateway does not serve it, or if
+        None leaves a choice.
         """
         models = list(self._models)
         if model is None and len(models) == 1:
@@ -419,8 +403,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Wait until every call of this attempt is in the store.
 
         Call `end_attempt` first; otherwise this waits for the calls under way.
-        Raise StoreError if the store stays away for 30 seconds (the calls stay queued; flush
-        again), or once if a call is lost for good.
+        Raise StoreError if the store stays away for 30 seconds (the calls stay queued; flush again), or once if a call
+        is lost for good.
         """
         if self._running is not None:
             await self._running.flush(rollout_id, attempt_id)
@@ -452,7 +436,6 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await self._at_the_gate("resume")
 
     async def _at_the_gate(self, command: str) -> None:
-        """Carry out "pause", "drain" or "resume"."""
         if self._running is None:
             raise GatewayError("the gateway is not running, so it holds no calls: start it first")
         await self._running.gate(command)
@@ -475,8 +458,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def run() -> None:
-            """Serve until `stopped` is requested, in an event loop of this thread. A failure to
-            start goes to `ready`.
+            """Serve until `stopped` is requested, in an event loop of this thread. A failure to start goes to
+            `ready`.
             """
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -514,9 +497,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
     async def reserve(self) -> None:
         """Open the port for a gateway that another process will run (`run_by`). `stop` closes it.
 
-        Calls wait on the open port until that process serves them, or until `start` runs the
-        gateway in this process after all. Raise ConfigError without a store, GatewayError if the
-        port cannot be opened.
+        Calls wait on the open port until that process serves them, or until `start` runs the gateway in this process
+        after all. Raise ConfigError without a store, GatewayError if the port cannot be opened.
         """
         from leyden.gateway.hosted import Reservation
 
@@ -530,8 +512,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._reservation is not None
 
     def for_process(self) -> tuple[Settings, socket.socket]:
-        """Return the first argument of `hosted.serve` and the listening socket, for the process
-        that will run the gateway. Call `reserve` first.
+        """Return the first argument of `hosted.serve` and the listening socket, for the process that will run the
+        gateway. Call `reserve` first.
         """
         from leyden.gateway.hosted import Settings
 
@@ -572,8 +554,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._store
 
     def _listen(self) -> socket.socket:
-        """Return a listening socket: a duplicate of the reserved one, or a new one whose port is
-        remembered. Raise GatewayError if the port is taken.
+        """Return a listening socket: a duplicate of the reserved one, or a new one whose port is remembered. Raise
+        GatewayError if the port is taken.
         """
         if self._reservation is not None:
             return self._reservation.listener.dup()
@@ -595,8 +577,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     @asynccontextmanager
     async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
-        """Yield the applications to serve, each with its listening socket. A gateway in several
-        processes overrides this, because it serves two.
+        """Yield the applications to serve, each with its listening socket. A gateway in several processes overrides
+        this, because it serves two.
         """
         yield [(app, listener)]
 
@@ -612,8 +594,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
     ) -> None:
         """Run the gateway in the running loop until it is stopped.
 
-        ready: gets the running gateway once its port takes calls. stopped: handed to that gateway,
-        whose `end` waits for it; the caller resolves it.
+        ready: gets the running gateway once its port takes calls.
+        stopped: handed to that gateway, whose `end` waits for it; the caller resolves it.
         """
         attempts = Attempts(store)
         gate = self._new_gate()
@@ -700,8 +682,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
 
 class RunningGateway(ABC):
-    """A started gateway, in this process or in another. `LLMProxy` describes the methods of the
-    same names. All may be called from any thread.
+    """A started gateway, in this process or in another. `LLMProxy` describes the methods of the same names. All may be
+    called from any thread.
     """
 
     @abstractmethod
@@ -788,8 +770,8 @@ class _GatewayHere(RunningGateway):
 
 
 def _checked_store(store: Any) -> LightningStore:
-    """Return the store; of a server in this process, the store that it serves, so that records
-    bypass HTTP. Raise ConfigError for anything else.
+    """Return the store; of a server in this process, the store that it serves, so that records bypass HTTP. Raise
+    ConfigError for anything else.
     """
     store = store.store if isinstance(store, LightningStoreServer) else store
     if not isinstance(store, LightningStore):

@@ -1,8 +1,8 @@
 """Make one span of one call, and prove its tokens.
 
-Pure functions. Tokens are recorded only if ids, log-probabilities and the upstream's own count
-agree. A call that cannot be proven keeps its text, and its span has the reason why its tokens were
-refused. Shapes: P prompt tokens, R response tokens.
+Pure functions. Tokens are recorded only if ids, log-probabilities and the upstream's own count agree. A call that
+cannot be proven keeps its text, and its span has the reason why its tokens were refused. Shapes: P prompt tokens, R
+response tokens.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class ModelCall:
     fields: Json = field(default_factory=dict[str, Any])
     """The fields of the agent's own request that a replay compares (`call_replay.compared_fields`)."""
     misdirected: str | None = None
-    """Why it is not proven that the attempt of the call's address made it; None if nothing speaks
-    against it. Such a call is recorded as an error, so that no algorithm trains on it."""
+    """Why it is not proven that the attempt of the call's address made it; None if nothing speaks against it. Such a
+    call is recorded as an error, so that no algorithm trains on it."""
     replayed: Span | None = None
     """The recorded call that answers this one; None if the model answers it."""
     replay_diverged: str | None = None
@@ -146,9 +146,6 @@ def span_of(call: ModelCall) -> Span:
 
 
 def _attributes_of_replay(recorded: Span) -> Attributes:
-    """Return the attributes that a replayed call copies from the recorded one, such as answer and
-    usage, and the recorded call's span id.
-    """
     copied = {name: recorded.attributes[name] for name in _OF_ANSWER if name in recorded.attributes}
     return {**copied, semconv.REPLAYED: True, semconv.REPLAY_OF: recorded.span_id}
 
@@ -156,8 +153,8 @@ def _attributes_of_replay(recorded: Span) -> Attributes:
 def token_record(call: ModelCall) -> TokenRecord:
     """Return the exact tokens of a call.
 
-    `logprobs` is None if the upstream returned none at all. Raise Unproven if anything else is
-    missing, or if ids, log-probabilities and usage disagree.
+    `logprobs` is None if the upstream returned none at all. Raise Unproven if anything else is missing, or if ids,
+    log-probabilities and usage disagree.
     """
     if call.error is not None:
         raise Unproven(f"the call failed: {call.error}")
@@ -184,9 +181,7 @@ def token_record(call: ModelCall) -> TokenRecord:
 
 
 def _only_choice(response: Json) -> Json:
-    """Return the response's only choice. Raise Unproven for any other number, because a record
-    holds one response.
-    """
+    """Return the response's only choice. Raise Unproven for any other number, because a record holds one response."""
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices:
         raise Unproven("the answer has no choices")
@@ -201,9 +196,7 @@ def _only_choice(response: Json) -> Json:
 
 
 def _ids(name: str, value: Any) -> list[int]:
-    """Return the value if it is a list of token ids. Raise Unproven, which names the field, if
-    not.
-    """
+    """Return the value if it is a list of token ids. Raise Unproven, which names the field, if not."""
     if not isinstance(value, list):
         raise Unproven(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
     ids_ = cast(list[Any], value)
@@ -223,9 +216,8 @@ def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
 
 
 def _logprobs(value: Any, n_response: int) -> list[float] | None:
-    """Return R log-probabilities, from `content[i].logprob` (chat) or `token_logprobs[i]`
-    (completions); None if there are none. Raise Unproven if they cannot be read or are not R finite
-    numbers.
+    """Return R log-probabilities, from `content[i].logprob` (chat) or `token_logprobs[i]` (completions); None if there
+    are none. Raise Unproven if they cannot be read or are not R finite numbers.
     """
     if value is None:
         return None
@@ -260,8 +252,8 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
 def input_messages(request: Json) -> Any:
     """Return the messages of a request in chat form, or None if it has none.
 
-    The `prompt` of a completion and the `input` of embeddings, or of a Responses request that could
-    not be translated, become one user message.
+    The `prompt` of a completion and the `input` of embeddings, or of a Responses request that could not be translated,
+    become one user message.
     """
     messages = request.get("messages")
     for name in ("prompt", "input"):
@@ -271,9 +263,7 @@ def input_messages(request: Json) -> Any:
 
 
 def _describe_response(response: Json, attributes: Attributes) -> None:
-    """Add the response's id, model, token counts, finish reasons and messages to a span's
-    attributes.
-    """
+    """Add the response's id, model, token counts, finish reasons and messages to a span's attributes."""
     for name, key in (("id", semconv.GEN_AI_RESPONSE_ID), ("model", semconv.GEN_AI_RESPONSE_MODEL)):
         if isinstance(value := response.get(name), str):
             attributes[key] = _encodable(value)
@@ -296,19 +286,14 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
 
 
 def _message(choice: Json) -> Any:
-    """Return the message of a choice; a text completion's is made of its text."""
     if "message" in choice:
         return choice["message"]
     return {"role": "assistant", "content": choice.get("text")}
 
 
 def _encodable(text: str) -> str:
-    """Return a text with a replacement character for each half of a surrogate pair, which JSON can
-    escape and no store can keep.
-    """
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _text(value: object) -> str:
-    """Return a value as JSON text, for a span's attribute."""
     return dump(value).decode()

@@ -1,14 +1,12 @@
 """`Recorder`: the queue between a call's response and the store.
 
-Calls are queued before the last byte of their response is sent, and written afterwards in batches.
-The queue is bounded: if the store cannot keep up, responses wait, and nothing is dropped. While
-the store is away or full, records wait in a file of bounded size (`spool`). They are delivered
-once each, in order, when the store is back. A record on which the store itself fails is set aside
-(`SetAside`), and its attempt's `flush` raises. The module knows no HTTP.
+Calls are queued before the last byte of their response is sent, and written afterwards in batches. The queue is
+bounded: if the store cannot keep up, responses wait, and nothing is dropped. While the store is away or full, records
+wait in a file of bounded size (`spool`). They are delivered once each, in order, when the store is back. A record on
+which the store itself fails is set aside (`SetAside`), and its attempt's `flush` raises. The module knows no HTTP.
 
-All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of
-the process loses the calls that were not written yet: the last hundredths of a second, or more on
-a busy machine.
+All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of the process loses the
+calls that were not written yet: the last hundredths of a second, or more on a busy machine.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ _PATIENCE_SECONDS = 30.0
 _REPORTED_KEPT = 65_536
 """The most live rollouts of which the gateway remembers that the store has them."""
 _UNREPORTED_LIMIT = 200_000
-"""How many live rollouts may call before the store has them. The gateway knows only their
-signatures."""
+"""How many live rollouts may call before the store has them. The gateway knows only their signatures."""
 _LAST_SECONDS = 5.0
 """Seconds that the gateway waits at its end for a store that is away."""
 
@@ -68,8 +65,7 @@ class Recorder:
         """Records on which the store fails. The owner of the spool closes this file, too."""
         self._delivering: asyncio.Task[None] | None = None
         self._away_since: float | None = None
-        """The time at which the store began to refuse records, by the monotonic clock; None if it
-        takes them."""
+        """The time at which the store began to refuse records, by the monotonic clock; None if it takes them."""
         self._trouble = ""
         """Why records wait: the store is away, or the error in which it says that it is full."""
         self._failures = failures
@@ -99,8 +95,8 @@ class Recorder:
             self._unreported.add(key[0])
 
     def has_room_for(self, rollout_id: str) -> bool:
-        """Return whether a live rollout may call: the store has it, or there are not too many live
-        rollouts that the store does not have yet.
+        """Return whether a live rollout may call: the store has it, or there are not too many live rollouts that the
+        store does not have yet.
         """
         return (
             len(self._unreported) < _UNREPORTED_LIMIT or rollout_id in self._unreported or rollout_id in self._reported
@@ -119,9 +115,6 @@ class Recorder:
             self._enqueue(call)
 
     def _enqueue(self, call: ModelCall) -> None:
-        """Add a call to the queue. It is written at once if a batch is full or someone waits for
-        it, and else soon.
-        """
         self._queue.append(call)
         if len(self._queue) >= _BATCH or self._closing or (call.rollout_id, call.attempt_id) in self._waiters:
             self._ready.set()
@@ -165,9 +158,8 @@ class Recorder:
     async def flush(self, key: AttemptKey) -> None:
         """Wait until every call that was begun for this attempt is in the store.
 
-        Raise StoreError if the store has been away for 30 seconds: the records stay queued, and a
-        later flush waits for them again. Raise it once for a record that could not be written at
-        all.
+        Raise StoreError if the store has been away for 30 seconds: the records stay queued, and a later flush waits for
+        them again. Raise it once for a record that could not be written at all.
         """
         while key in self._pending:
             written = asyncio.get_running_loop().create_future()
@@ -183,8 +175,8 @@ class Recorder:
             raise failure
 
     async def run(self) -> None:
-        """Write calls until `close`, then those that are left. Records that an earlier process left
-        in the spool are delivered first.
+        """Write calls until `close`, then those that are left. Records that an earlier process left in the spool are
+        delivered first.
         """
         self._deliver()
         trying_again = None if self.aside is None else asyncio.create_task(self.aside.run())
@@ -206,8 +198,8 @@ class Recorder:
         self._ready.set()
 
     async def _write(self, batch: list[ModelCall]) -> None:
-        """Write the records of calls to the store, or spool them while the store is away. Resolve
-        the futures of those that were written.
+        """Write the records of calls to the store, or spool them while the store is away. Resolve the futures of those
+        that were written.
         """
         spans: list[Span] = []
         for call in batch:
@@ -295,15 +287,13 @@ class Recorder:
         return {span.span_id for span in spans[:n_kept]}
 
     def _deliver(self) -> None:
-        """Start to deliver the records in the spool, unless that is under way or the spool is
-        empty.
-        """
+        """Start to deliver the records in the spool, unless that is under way or the spool is empty."""
         if self._spool is not None and len(self._spool) and self._delivering is None:
             self._delivering = asyncio.create_task(self._empty_spool(self._spool))
 
     async def _empty_spool(self, spool: Spool[Span]) -> None:
-        """Deliver the records in the spool, in order, and resume the callers of `flush`. Runs until
-        the spool is empty.
+        """Deliver the records in the spool, in order, and resume the callers of `flush`. Runs until the spool is
+        empty.
         """
         try:
             n_together = _BATCH
@@ -331,8 +321,8 @@ class Recorder:
             self._delivering = None
 
     async def _end_delivery(self) -> None:
-        """Wait a few seconds until the spool is empty. Records that are left stay in a named file;
-        without one they are lost, and their attempts' `flush` raises.
+        """Wait a few seconds until the spool is empty. Records that are left stay in a named file; without one they are
+        lost, and their attempts' `flush` raises.
         """
         if self._spool is None:
             return
@@ -354,8 +344,8 @@ class Recorder:
                 self._settle((span.rollout_id, span.attempt_id))
 
     def _span_of(self, call: ModelCall) -> Span:
-        """Return the call's span. It names the earlier call of the attempt that the prompt
-        continues, and how many tokens they share.
+        """Return the call's span. It names the earlier call of the attempt that the prompt continues, and how many
+        tokens they share.
         """
         span = span_of(call)
         if (tokens := span.tokens) is not None:
@@ -384,8 +374,8 @@ class Recorder:
         return set()
 
     async def _retry(self, span: Span) -> bool:
-        """Write a span that was set aside. Return False, because it need not be kept: it is
-        written, or the store has refused it. Raise any other error of the store.
+        """Write a span that was set aside. Return False, because it need not be kept: it is written, or the store has
+        refused it. Raise any other error of the store.
         """
         try:
             await self._deliver_spans([span])
@@ -402,8 +392,8 @@ class Recorder:
             self.aside.append([span], f"{self._store.url} fails on a call of rollout {span.rollout_id!r}", error)
 
     def _fail(self, rollout_id: str, attempt_id: str, span_id: str, error: Exception) -> None:
-        """Log that a call could not be recorded, and keep the error for `flush`, and for a durable
-        call that waits for its record.
+        """Log that a call could not be recorded, and keep the error for `flush`, and for a durable call that waits for
+        its record.
         """
         message = (
             f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in "
@@ -417,8 +407,8 @@ class Recorder:
             written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:
-        """Count one record of an attempt as written or failed. After the last one, resume the
-        callers of `flush`, and drop the attempt's state if it is over.
+        """Count one record of an attempt as written or failed. After the last one, resume the callers of `flush`, and
+        drop the attempt's state if it is over.
         """
         if key not in self._pending:  # a record of an earlier process
             return
@@ -437,8 +427,8 @@ class Recorder:
 
 
 def _log(span: Span) -> None:
-    """Log one line about a model call: index, status, duration, token counts, and the beginning of
-    prompt and response.
+    """Log one line about a model call: index, status, duration, token counts, and the beginning of prompt and
+    response.
     """
     said, milliseconds = span.attributes, 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
     logger.debug(

@@ -1,7 +1,7 @@
 """Relay one call to a model, and the response back to the agent.
 
-The module knows dialects only through `Passage` and servers only through `Transport`. Routes and
-admission are in `gateway_app`; the form of a call's record is in `record`.
+The module knows dialects only through `Passage` and servers only through `Transport`. Routes and admission are in
+`gateway_app`; the form of a call's record is in `record`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _COMMENT = b": keep-alive\n\n"
 
 
 def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int:
-    """Return the sampling seed of a call (31 bits), derived from the run's seed, the attempt's
-    sampling key and the call's number in its attempt.
+    """Return the sampling seed of a call (31 bits), derived from the run's seed, the attempt's sampling key and the
+    call's number in its attempt.
     """
     digest = sha256(f"{deterministic_seed}\x1f{sampling_key}\x1f{call_index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
@@ -93,9 +93,7 @@ class _RetryOptions:
 
 
 class Relay:
-    """Sends calls to the models, and their responses to the agents. Everything runs in the
-    gateway's event loop.
-    """
+    """Sends calls to the models, and their responses to the agents. Everything runs in the gateway's event loop."""
 
     def __init__(
         self,
@@ -133,8 +131,8 @@ class Relay:
         self._balancer.end_attempt(key)
 
     async def take(self, exchange: Exchange) -> None:
-        """Reply to a call and record it. Every error becomes a reply, also the cancellation of the
-        running task, which this method undoes.
+        """Reply to a call and record it. Every error becomes a reply, also the cancellation of the running task, which
+        this method undoes.
         """
         call = exchange.call
         try:
@@ -153,11 +151,11 @@ class Relay:
             await self._fail(exchange, Refusal(500, "gateway_error", message))
 
     async def _take(self, exchange: Exchange) -> None:
-        """Validate a call's body, then respond with a replayed response or relay the call to a
-        model server once the gate is open.
+        """Validate a call's body, then respond with a replayed response or relay the call to a model server once the
+        gate is open.
 
-        If the engine that serves the model has died, wait until the run cancels the call. Raise
-        Refusal if the call cannot be served.
+        If the engine that serves the model has died, wait until the run cancels the call. Raise Refusal if the call
+        cannot be served.
         """
         call = exchange.call
         call.request = exchange.request = await parsed(exchange.raw, _parse_request)
@@ -232,8 +230,8 @@ class Relay:
     # ---- which server ----------------------------------------------------------------------------
 
     async def _ask_until_answered(self, exchange: Exchange, servers: tuple[UpstreamModel, ...]) -> None:
-        """Relay the call, trying up to `upstream_retries` more servers. Servers that have not
-        failed this call come first; back off only if there is none.
+        """Relay the call, trying up to `upstream_retries` more servers. Servers that have not failed this call come
+        first; back off only if there is none.
         """
         call = exchange.call
         tried: list[UpstreamModel] = []
@@ -337,8 +335,8 @@ class Relay:
                 exchange.said_at = loop.time()
 
     def _passage(self, exchange: Exchange, model: UpstreamModel) -> Passage:
-        """Return the translation of a call to a model server's dialect and back. Raise Refusal if
-        the server speaks no dialect that can express the call.
+        """Return the translation of a call to a model server's dialect and back. Raise Refusal if the server speaks no
+        dialect that can express the call.
         """
         call, client, request = exchange.call, exchange.dialect, exchange.request
         upstream = model.dialect_for(client)
@@ -384,8 +382,7 @@ class Relay:
     ) -> None:
         """Send an upstream's response to the client, as a stream or whole.
 
-        A response that needs no translation passes as it comes, also one of a form that was not
-        requested.
+        A response that needs no translation passes as it comes, also one of a form that was not requested.
         """
         is_stream = answer.content_type == "text/event-stream"
         unchanged = passage.verbatim and not passage.hidden
@@ -403,8 +400,7 @@ class Relay:
         await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
 
     async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
-        """Record the model server's complete response, then send it to the client in the client's
-        dialect.
+        """Record the model server's complete response, then send it to the client in the client's dialect.
 
         A stream that came in one piece is relayed as a stream, because the client expects events.
         """
@@ -445,8 +441,8 @@ class Relay:
     async def _relay_stream(
         self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
     ) -> None:
-        """Relay a streamed response, and record the whole of it before the client sees its end. A
-        stream that needs no change passes piece by piece, any other event by event.
+        """Relay a streamed response, and record the whole of it before the client sees its end. A stream that needs no
+        change passes piece by piece, any other event by event.
 
         pieces: bytes as they arrive, split anywhere.
         Raise Refusal if a stream to translate cannot be read, or ends before the response does.
@@ -507,8 +503,8 @@ class Relay:
         await exchange.say(last, more=False)
 
     def _keep(self, exchange: Exchange, passage: Passage) -> None:
-        """Keep a complete response for a later request that continues it. Do nothing for a call
-        whose response is not to be kept.
+        """Keep a complete response for a later request that continues it. Do nothing for a call whose response is not
+        to be kept.
         """
         call, request = exchange.call, exchange.keep
         exchange.keep = None
@@ -525,11 +521,9 @@ class Relay:
     # ---- how a call ends -------------------------------------------------------------------------
 
     async def _record(self, exchange: Exchange) -> None:
-        """Complete the call's record and queue it, once, before the agent sees the end of the
-        answer.
+        """Complete the call's record and queue it, once, before the agent sees the end of the answer.
 
-        A durable gateway waits until the record is in the store, and raises StoreError if it is
-        not.
+        A durable gateway waits until the record is in the store, and raises StoreError if it is not.
         """
         exchange.answered = True
         if not exchange.recorded:
@@ -546,10 +540,9 @@ class Relay:
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
-        """Record a failed call and send the refusal: as a response, or as an event of a stream that
-        has begun. A stream without its end is then broken off, so that no client takes it for a
-        whole one. If the upstream's response passed as it came, the client gets no refusal: its
-        connection breaks as the upstream's did.
+        """Record a failed call and send the refusal: as a response, or as an event of a stream that has begun. A stream
+        without its end is then broken off, so that no client takes it for a whole one. If the upstream's response
+        passed as it came, the client gets no refusal: its connection breaks as the upstream's did.
         """
         call = exchange.call
         if call.error is None and not exchange.recorded:
@@ -590,13 +583,12 @@ class _EngineLost(Exception):
 
 
 def _failure(refusal: Refusal) -> UpstreamFailure:
-    """Return a refusal as the failure that the metrics of a server count."""
     return UpstreamFailure(refusal.code.removeprefix("upstream_"), refusal.message)
 
 
 def _is_healthy(exchange: Exchange) -> bool | None:
-    """Return whether a response shows a healthy server: a status below 500 and a whole answer. None
-    without a status, or if the server only limits the rate of calls (429).
+    """Return whether a response shows a healthy server: a status below 500 and a whole answer. None without a status,
+    or if the server only limits the rate of calls (429).
     """
     if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
         return None
@@ -619,7 +611,6 @@ def _cancelled(exchange: Exchange) -> Refusal:
 
 
 def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
-    """Return the refusal of a call whose connection to the upstream failed."""
     if gone.began:
         return Refusal(502, "upstream_incomplete", f"{model.address} broke off in the middle of its answer ({gone})")
     return Refusal(502, "upstream_unreachable", f"cannot reach {model.address} for model {model.model_name!r} ({gone})")
@@ -634,13 +625,12 @@ def _parse_request(raw: bytes) -> dict[str, Any]:
 
 
 def _wrong_type(error: WrongType) -> Refusal:
-    """Return the refusal of a request with a field of a wrong type."""
     return Refusal(400, "invalid_type", str(error), param=error.field)
 
 
 def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any] | None, bytes, str | None]:
-    """Return a model server's response in chat form for the record, the body for the client, and
-    what the record lacks. Raise Refusal (502) if it cannot be translated.
+    """Return a model server's response in chat form for the record, the body for the client, and what the record lacks.
+    Raise Refusal (502) if it cannot be translated.
     """
     try:
         return passage.answer(raw)
@@ -653,13 +643,9 @@ def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any] | None, b
 
 
 def _fault(exchange: Exchange, reason: str, message: str) -> None:
-    """Note that a response which passes as it came is faulty, in the call's record and in the
-    server's health.
-    """
     exchange.call.error = message
     exchange.fault = UpstreamFailure(reason, message)
 
 
 def _excerpt(raw: bytes | bytearray) -> str:
-    """Return the beginning of a body, for an error message."""
     return raw[:_ERROR_TEXT_LIMIT].decode("utf-8", "replace")

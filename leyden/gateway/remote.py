@@ -1,8 +1,8 @@
 """Report the end of an attempt to a gateway in another process, over HTTP.
 
-`RemoteRecorder` is for runners that the gateway's own process starts: a pickled `LLMProxy` is
-unpickled as one. `FoundGateways` is for runners that were started elsewhere, by hand: it finds the
-gateway in each attempt's resources. Both send the gateway's control key, which agents do not get.
+`RemoteRecorder` is for runners that the gateway's own process starts: a pickled `LLMProxy` is unpickled as one.
+`FoundGateways` is for runners that were started elsewhere, by hand: it finds the gateway in each attempt's resources.
+Both send the gateway's control key, which agents do not get.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ _SECONDS = 60.0
 
 
 def end_path(rollout_id: str, attempt_id: str) -> str:
-    """Return the URL path whose POST ends an attempt. The gateway replies when the attempt's record
-    is in the store.
-    """
+    """Return the URL path whose POST ends an attempt. The gateway replies when the attempt's record is in the store."""
     return f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/end"
 
 
 def control_key_of(secret: str) -> str:
-    """Return the control key, which gateway and runners derive from a secret that they share. The
-    secret itself is never sent.
+    """Return the control key, which gateway and runners derive from a secret that they share. The secret itself is
+    never sent.
 
     secret: the store's token, else the gateway's, else the one of `ControlSecret`.
     """
@@ -46,9 +44,9 @@ def control_key_of(secret: str) -> str:
 
 
 class ControlSecret:
-    """A random secret of a gateway that has no token and whose store has none either. It lies in a
-    file that only the gateway's user can read, so that this user's runners and operators find it,
-    and other programs of the machine do not.
+    """A random secret of a gateway that has no token and whose store has none either. It lies in a file that only the
+    gateway's user can read, so that this user's runners and operators find it, and other programs of the machine do
+    not.
     """
 
     def __init__(self) -> None:
@@ -56,8 +54,8 @@ class ControlSecret:
         self._path: Path | None = None
 
     def publish(self, port: int) -> None:
-        """Write the file of the gateway at this port, in place of one that a dead gateway has left.
-        Raise GatewayError if it cannot be written.
+        """Write the file of the gateway at this port, in place of one that a dead gateway has left. Raise GatewayError
+        if it cannot be written.
         """
         path = _secret_path(port)
         try:
@@ -125,8 +123,7 @@ class RemoteRecorder:
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """End the attempt, and wait until every call of it is in the store.
 
-        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be
-        reached.
+        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be reached.
         """
         await _end(await self._sessions.get(), self._url, self._control_key, rollout_id, attempt_id)
 
@@ -135,8 +132,8 @@ class FoundGateways:
     """An `AttemptRecorder` that finds the gateways in each attempt's resources (`ProxyLLM`)."""
 
     def __init__(self, secret: str | None) -> None:
-        """secret: the gateways' secret (`LLMProxy.share_control`); None: the token in each
-        gateway's resource, or else the gateway's `ControlSecret`.
+        """secret: the gateways' secret (`LLMProxy.share_control`); None: the token in each gateway's resource, or else
+        the gateway's `ControlSecret`.
         """
         self._secret = secret
         self._sessions = PerLoop(client_session)
@@ -162,8 +159,7 @@ class FoundGateways:
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """End the attempt at each of its gateways, and wait until every call of it is in the store.
 
-        Raise StoreError if a call could not be written, GatewayError if a gateway cannot be
-        reached.
+        Raise StoreError if a call could not be written, GatewayError if a gateway cannot be reached.
         """
         for root, token in self._found.pop((rollout_id, attempt_id), {}).items():
             control_key = control_key_of(token or found_secret(root))
@@ -171,8 +167,8 @@ class FoundGateways:
 
 
 async def _end(session: aiohttp.ClientSession, root: str, control_key: str, rollout_id: str, attempt_id: str) -> None:
-    """Notify a gateway that an attempt is over. Raise GatewayError if it cannot be reached,
-    StoreError if it failed to write the attempt's records.
+    """Notify a gateway that an attempt is over. Raise GatewayError if it cannot be reached, StoreError if it failed to
+    write the attempt's records.
     """
     url, headers = root + end_path(rollout_id, attempt_id), {"Authorization": f"Bearer {control_key}"}
     try:

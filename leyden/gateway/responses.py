@@ -1,9 +1,9 @@
 """Keep responses that a client may continue by id, for models whose servers do not keep them.
 
-A client of OpenAI's Responses API may send only its new turn, with the id of the response before
-it. If the gateway translates such a request, it keeps the conversation in memory while the attempt
-lasts, `LIMIT_BYTES` in all. Beyond that the oldest responses are dropped. A request that refers to
-a dropped response is refused, as OpenAI does after 30 days.
+A client of OpenAI's Responses API may send only its new turn, with the id of the response before it. If the gateway
+translates such a request, it keeps the conversation in memory while the attempt lasts, `LIMIT_BYTES` in all. Beyond
+that the oldest responses are dropped. A request that refers to a dropped response is refused, as OpenAI does after 30
+days.
 
 Everything runs in the gateway's event loop. `Dialect.conversations` knows the form of the items.
 """
@@ -46,11 +46,10 @@ class KeptResponses:
         return len(self._kept)
 
     def whole(self, key: AttemptKey, request: Json, conversations: Conversations) -> Json:
-        """Return the request with the earlier turns in place of the id of the response that it
-        continues; the request itself if it continues none.
+        """Return the request with the earlier turns in place of the id of the response that it continues; the request
+        itself if it continues none.
 
-        Raise Refusal (404) if that response is not kept, Untranslatable if the request's own items
-        cannot be read.
+        Raise Refusal (404) if that response is not kept, Untranslatable if the request's own items cannot be read.
         """
         before = conversations.previous(request)
         return request if before is None else conversations.with_history(request, self.get(key, before).items)
@@ -71,8 +70,7 @@ class KeptResponses:
     def keep(
         self, key: AttemptKey, request: Json, response: Json, conversations: Conversations, *, n_bytes: int
     ) -> None:
-        """Keep a response unless the client asked not to. The oldest responses are dropped if the
-        limit is exceeded.
+        """Keep a response unless the client asked not to. The oldest responses are dropped if the limit is exceeded.
 
         request: the request with its earlier turns.
         n_bytes: the approximate size of the conversation in memory.

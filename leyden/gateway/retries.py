@@ -1,13 +1,12 @@
 """Recognise a call that a client sends again.
 
-OpenAI's and Anthropic's clients mark retries: `x-stainless-retry-count` is 0 at first and grows. A
-retry repeats an earlier call of the same attempt, route and body. If that call was answered, the
-answer was lost on its way: the gateway sends it again, and the model is not called. Otherwise the
-retry goes to the model under the number of the earlier call. Calls that are not marked as retries
-are never joined, even if they are equal.
+OpenAI's and Anthropic's clients mark retries: `x-stainless-retry-count` is 0 at first and grows. A retry repeats an
+earlier call of the same attempt, route and body. If that call was answered, the answer was lost on its way: the gateway
+sends it again, and the model is not called. Otherwise the retry goes to the model under the number of the earlier call.
+Calls that are not marked as retries are never joined, even if they are equal.
 
-Everything is kept in memory until the attempt ends, `LIMIT_BYTES` in all; the oldest entries are
-dropped first. Everything runs in the gateway's event loop.
+Everything is kept in memory until the attempt ends, `LIMIT_BYTES` in all; the oldest entries are dropped first.
+Everything runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class Retries:
         return len(self._tries)
 
     def earlier(self, key: AttemptKey, path: str, raw: bytes, scope: Scope) -> Try | None:
-        """Return the call that this request retries, and drop it; None if the request is no retry,
-        or the call is not kept.
+        """Return the call that this request retries, and drop it; None if the request is no retry, or the call is not
+        kept.
         """
         count = header(scope, b"x-stainless-retry-count")
         if count is None or not count.isdigit() or int(count) == 0:
@@ -75,9 +74,7 @@ class Retries:
     def begin(
         self, key: AttemptKey, path: str, raw: bytes, scope: Scope, *, call_index: int, span_id: str
     ) -> Try | None:
-        """Keep a call that may be retried, and return its entry; None if its client does not mark
-        retries.
-        """
+        """Keep a call that may be retried, and return its entry; None if its client does not mark retries."""
         if header(scope, b"x-stainless-retry-count") is None:
             return None
         one = Try(key, _digest(path, raw), call_index, span_id)
@@ -85,9 +82,7 @@ class Retries:
         return one
 
     def answered(self, one: Try, headers: Headers, body: bytes) -> None:
-        """Keep the answer that is sent to the client, unless the entry has been dropped
-        meanwhile.
-        """
+        """Keep the answer that is sent to the client, unless the entry has been dropped meanwhile."""
         known = one in self._tries
         if known:
             self._forget(one)
@@ -105,7 +100,6 @@ class Retries:
             self._forget(one)
 
     def _add(self, one: Try) -> None:
-        """Keep an entry, and drop the oldest ones beyond the limit."""
         self._tries[one] = None
         self._by_attempt.setdefault(one.key, {}).setdefault(one.digest, []).append(one)
         self._n_bytes += _ENTRY_BYTES + len(one.body)

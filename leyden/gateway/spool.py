@@ -1,8 +1,8 @@
 """A bounded file in which records wait while the store is away, first in, first out.
 
-The module knows the type of the items and a file, and no store: `recorder` and serving sessions
-fill and empty a spool. A spool with a name outlives its process: the next process delivers the
-items that it finds there. Delivering twice does no harm, because a store keeps each item once.
+The module knows the type of the items and a file, and no store: `recorder` and serving sessions fill and empty a spool.
+A spool with a name outlives its process: the next process delivers the items that it finds there. Delivering twice does
+no harm, because a store keeps each item once.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class Spool(Generic[T]):
             self._claim(path)
 
     def _claim(self, path: Path) -> None:
-        """Lock the file, and count the lines that an earlier process left. Remove a last line that
-        a crash cut off.
-        """
+        """Lock the file, and count the lines that an earlier process left. Remove a last line that a crash cut off."""
         try:
             _lock(self._file)
         except OSError as error:
@@ -107,8 +105,8 @@ class Spool(Generic[T]):
         """Add items at the end, and return how many of the first ones fit.
 
         bounded: False adds all of them, even beyond `max_bytes`.
-        Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be
-        written. In both cases nothing is added.
+        Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be written. In both cases
+        nothing is added.
         """
         return self.append_lines([self.line_of(item) for item in items], bounded=bounded)
 
@@ -148,8 +146,8 @@ class Spool(Generic[T]):
         return len(lines)
 
     def first(self, n: int) -> list[T]:
-        """Return up to `n` items from the front, and keep them; fewer if they are large. Unreadable
-        lines at the front are dropped.
+        """Return up to `n` items from the front, and keep them; fewer if they are large. Unreadable lines at the front
+        are dropped.
         """
         items: list[T] = []
         while not items and self._lengths:
@@ -201,9 +199,7 @@ class Spool(Generic[T]):
                 self._compact()
 
     def _compact(self) -> None:
-        """Rewrite the file without the delivered lines, so that a busy spool does not grow for
-        ever.
-        """
+        """Rewrite the file without the delivered lines, so that a busy spool does not grow for ever."""
         self._file.seek(self._start)
         self._rewrite(self._file.read(self._end - self._start))
 

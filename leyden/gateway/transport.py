@@ -40,14 +40,14 @@ class UpstreamResponse(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """Return the body when it is complete. If the server goes away before, raise ServerGone
-        with the part that came (`got`).
+        """Return the body when it is complete. If the server goes away before, raise ServerGone with the part that came
+        (`got`).
         """
         ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, cut anywhere. If the server goes away, raise ServerGone
-        after the last byte that came.
+        """Yield the body as it arrives, cut anywhere. If the server goes away, raise ServerGone after the last byte
+        that came.
         """
         ...
 
@@ -60,8 +60,8 @@ class Transport(Protocol):
     ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Send `body` to the server of `model`, and yield its response once the head has arrived.
 
-        passage: the call's translation, which names the route. scope: the ASGI scope of the agent's
-            request, whose headers are passed on.
+        passage: the call's translation, which names the route.
+        scope: the ASGI scope of the agent's request, whose headers are passed on.
         Raise ServerGone or TimeoutError, also while the response is read.
         """
         ...
@@ -158,8 +158,7 @@ class HttpTransport:
     ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request over HTTP, and yield the response once its head has arrived.
 
-        Redirects are not followed. Raise ServerGone or TimeoutError, also while the response is
-        read.
+        Redirects are not followed. Raise ServerGone or TimeoutError, also while the response is read.
         """
         began = False
         try:
@@ -207,8 +206,8 @@ class _HttpResponse:
         return downstream(self._response.raw_headers)
 
     async def read(self) -> bytes:
-        """Return the body. In an error body the server's key is replaced by `***`, because agents
-        read errors, and some servers quote the key.
+        """Return the body. In an error body the server's key is replaced by `***`, because agents read errors, and some
+        servers quote the key.
         """
         try:
             body = await joined(self.pieces())
@@ -219,9 +218,7 @@ class _HttpResponse:
         return body if self.status < 300 else self._model.without_key(body)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raise Refusal (502) for one of more than
-        `MAX_ANSWER_BYTES`.
-        """
+        """Yield the body as it arrives. Raise Refusal (502) for one of more than `MAX_ANSWER_BYTES`."""
         n_bytes = 0
         try:
             async for piece in Arriving(self._response):
@@ -285,9 +282,7 @@ class AppTransport:
 
 
 class _AppResponse:
-    """The response of an application in this process, as an `UpstreamResponse`. The application
-    writes it by `send`.
-    """
+    """The response of an application in this process, as an `UpstreamResponse`. The application writes it by `send`."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -302,9 +297,7 @@ class _AppResponse:
         self._messages.put_nowait(None)
 
     async def begin(self) -> None:
-        """Wait for the head of the response. Raise ServerGone if the application ends without
-        one.
-        """
+        """Wait for the head of the response. Raise ServerGone if the application ends without one."""
         message = await self._messages.get()
         if message is None:
             raise ServerGone(RuntimeError("the server ended the call without an answer"), began=False)
@@ -313,7 +306,6 @@ class _AppResponse:
         self.content_type = content_type.decode("latin-1").partition(";")[0].strip().lower()
 
     async def read(self) -> bytes:
-        """Return the whole body."""
         return await joined(self.pieces())
 
     async def pieces(self) -> AsyncGenerator[bytes]:

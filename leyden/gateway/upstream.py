@@ -41,27 +41,25 @@ class UpstreamModel:
     upstream_model: str | None = None
     """The server's own name for the model; None if it is `model_name`."""
     sampling_parameters: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Parameters that `LLMProxy.as_resource` suggests to agents. The gateway does not add them to
-    requests."""
+    """Parameters that `LLMProxy.as_resource` suggests to agents. The gateway does not add them to requests."""
     record_tokens: bool | None = None
-    """Whether to request token ids and log-probabilities from the server (vLLM's
-    `return_token_ids`).
+    """Whether to request token ids and log-probabilities from the server (vLLM's `return_token_ids`).
 
-    Switch it off for a server that refuses unknown fields, such as api.openai.com; its calls are
-    then recorded as text only. None: True, but False with `litellm_params`.
+    Switch it off for a server that refuses unknown fields, such as api.openai.com; its calls are then recorded as text
+    only. None: True, but False with `litellm_params`.
     """
     dialects: tuple[str, ...] = ("chat", "completions", "embeddings")
     """The dialects that the server speaks, best first. Calls in another dialect are translated.
 
-    With `record_tokens`, calls in any dialect but chat and completions are translated to chat if
-    the server speaks it, because other dialects return no token ids.
+    With `record_tokens`, calls in any dialect but chat and completions are translated to chat if the server speaks it,
+    because other dialects return no token ids.
     """
 
     part_of_run: bool = False
     """Whether this is the run's own engine, whose death ends the run.
 
-    Calls that lose the engine then wait for that end instead of failing. Their attempts are
-    interrupted, and a resumed run makes them again.
+    Calls that lose the engine then wait for that end instead of failing. Their attempts are interrupted, and a resumed
+    run makes them again.
     """
     price_per_million: tuple[float, float] | None = None
     """The price of a million tokens of prompts and of responses, in any unit."""
@@ -109,8 +107,8 @@ class UpstreamModel:
         object.__setattr__(self, "endpoint", urlunsplit(parts._replace(netloc=host)))
 
     def _check_litellm(self) -> None:
-        """Raise ConfigError if LiteLLM's parameters are incomplete, are combined with an endpoint,
-        or need a package that is missing.
+        """Raise ConfigError if LiteLLM's parameters are incomplete, are combined with an endpoint, or need a package
+        that is missing.
         """
         params = self.litellm_params or {}
         if self.endpoint:
@@ -141,9 +139,7 @@ class UpstreamModel:
 
     @property
     def content(self) -> list[Any]:
-        """The fields that the model's responses depend on: names, address and parameters, without
-        keys.
-        """
+        """The fields that the model's responses depend on: names, address and parameters, without keys."""
         params = {name: each for name, each in (self.litellm_params or {}).items() if not name.endswith(_SECRETS)}
         return [self.model_name, self.address, self.name_there, self.sampling_parameters, params]
 
@@ -173,8 +169,7 @@ def upstream_models(
 ) -> dict[str, tuple[UpstreamModel, ...]]:
     """Return the servers of each model of `model_list`, by the model's name.
 
-    Raise ConfigError for an invalid entry, for an unknown key, and for a model that is named twice
-    with one endpoint.
+    Raise ConfigError for an invalid entry, for an unknown key, and for a model that is named twice with one endpoint.
     """
     models: dict[str, tuple[UpstreamModel, ...]] = {}
     for entry in model_list:
@@ -189,9 +184,7 @@ def upstream_models(
 
 
 def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamModel:
-    """Return an entry of `model_list` as an UpstreamModel. Raise ConfigError, naming the key, for
-    an invalid entry.
-    """
+    """Return an entry of `model_list` as an UpstreamModel. Raise ConfigError, naming the key, for an invalid entry."""
     if isinstance(entry, UpstreamModel):
         return entry
     if isinstance(entry, ProxyLLM):
@@ -216,11 +209,11 @@ def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamM
 
 
 def _without_litellm(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the fields of an entry whose `litellm_params` name an OpenAI-compatible server, with
-    an endpoint instead; None for any other entry.
+    """Return the fields of an entry whose `litellm_params` name an OpenAI-compatible server, with an endpoint instead;
+    None for any other entry.
 
-    Agent Lightning's model_list has such entries: "openai/NAME" or "hosted_vllm/NAME" at an
-    `api_base`. Their servers are called without LiteLLM, so that tokens are recorded.
+    Agent Lightning's model_list has such entries: "openai/NAME" or "hosted_vllm/NAME" at an `api_base`. Their servers
+    are called without LiteLLM, so that tokens are recorded.
     """
     params: Any = entry.get("litellm_params")
     if not isinstance(params, Mapping):

@@ -1,8 +1,8 @@
 """Measure the servers behind the gateway: their requests, failures and latencies.
 
-The numbers are counted in memory and reported to the store as samples every few seconds. They do
-not influence which server takes a call; `balance` decides that. Count in the gateway's event loop
-only; `statuses` may be called from any thread.
+The numbers are counted in memory and reported to the store as samples every few seconds. They do not influence which
+server takes a call; `balance` decides that. Count in the gateway's event loop only; `statuses` may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class UpstreamStatus:
     address: str
     """The server's address, without passwords."""
     healthy: bool
-    """Whether the last request succeeded. If not, other servers of the model are preferred for a
-    while."""
+    """Whether the last request succeeded. If not, other servers of the model are preferred for a while."""
     problem: str | None
     """The last failure; None for a healthy server."""
     requests: int
@@ -117,8 +116,7 @@ class UpstreamMetrics:
     def keep(self, models: Iterable[UpstreamModel]) -> None:
         """Drop all servers but these; a server with a request in flight after that request.
 
-        Otherwise the gateway would report the last failure of a server that it no longer uses for
-        ever.
+        Otherwise the gateway would report the last failure of a server that it no longer uses for ever.
         """
         keys = {(model.model_name, redact(model.address)) for model in models}
         for key, server in list(self._servers.items()):
@@ -127,9 +125,7 @@ class UpstreamMetrics:
                 del self._servers[key]
 
     def statuses(self) -> list[UpstreamStatus]:
-        """Return the status of each server that had a request, in the order of their first
-        requests.
-        """
+        """Return the status of each server that had a request, in the order of their first requests."""
         return [_status(*key, server, self._clock()) for key, server in list(self._servers.items())]
 
     async def report(self, store: LightningStore, gateway: str, connections: Callable[[], int]) -> None:
@@ -147,9 +143,7 @@ class UpstreamMetrics:
                     logger.info("the metrics of the gateway's servers could not be written to %s: %s", store.url, error)
 
     def samples(self, gateway: str, connections: int) -> list[Sample]:
-        """Return the samples of servers that had requests since the last report, are at work, or
-        are unhealthy.
-        """
+        """Return the samples of servers that had requests since the last report, are at work, or are unhealthy."""
         found = list[Sample]()
         for key, server in self._servers.items():
             if server.changed or server.in_flight or server.problem is not None:
@@ -170,8 +164,8 @@ class UpstreamMetrics:
 
 
 def _status(model_name: str, address: str, server: _Server, now: float) -> UpstreamStatus:
-    """Return one model server's status. Latencies cover the last `_RECENT_SECONDS` and are None
-    without a request in that time.
+    """Return one model server's status. Latencies cover the last `_RECENT_SECONDS` and are None without a request in
+    that time.
     """
     seconds = sorted(took for ended, took in list(server.seconds) if ended >= now - _RECENT_SECONDS)
     return UpstreamStatus(
@@ -203,7 +197,4 @@ def _metrics_of(status: UpstreamStatus) -> dict[str, float]:
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of all values does not exceed (nearest
-    rank).
-    """
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None

@@ -41,8 +41,7 @@ class _Invalid(Exception):
     """The body of a request is not a report.
 
     faults: the list for the reply.
-    rollout_id: the task, if the only fault is its reward, so that no other report on this attempt
-        will come.
+    rollout_id: the task, if the only fault is its reward, so that no other report on this attempt will come.
     """
 
     def __init__(self, faults: list[dict[str, Any]], rollout_id: str | None = None) -> None:
@@ -63,9 +62,7 @@ class LegacyApp:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply to one HTTP request. Errors have the form of Agent Lightning 0.1,
-        `{"detail": ...}`.
-        """
+        """Reply to one HTTP request. Errors have the form of Agent Lightning 0.1, `{"detail": ...}`."""
         try:
             self._guard.check(scope)
             body = await self._reply(scope, receive)

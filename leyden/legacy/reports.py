@@ -1,8 +1,7 @@
 """Call an agent as Agent Lightning 0.1 does, and make the report on its attempt.
 
-In that protocol an agent may return a whole report, triplets, or spans as JSON. `LegacyAgent`
-records such a result as one span, so that it reaches the process that reports. `report_of` makes
-the report from an attempt's spans.
+In that protocol an agent may return a whole report, triplets, or spans as JSON. `LegacyAgent` records such a result as
+one span, so that it reaches the process that reports. `report_of` makes the report from an attempt's spans.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ REPORT_JSON: Final = "leyden.legacy.report.json"
 class LegacyAgent(LitAgent[Any]):
     """Wraps an agent that was written for Agent Lightning 0.1, and records its special results.
 
-    A method of the agent may have the signature of 0.1, `training_rollout(task, rollout_id,
-    resources)`. In addition to the results of other agents, it may return a RolloutLegacy, a list
-    of triplets, or a list of spans as JSON.
-    Raise ConfigError for an object that is no agent, for example a plain function.
+    A method of the agent may have the signature of 0.1, `training_rollout(task, rollout_id, resources)`. In addition to
+    the results of other agents, it may return a RolloutLegacy, a list of triplets, or a list of spans as JSON. Raise
+    ConfigError for an object that is no agent, for example a plain function.
     """
 
     def __init__(self, agent: LitAgent[Any]) -> None:
@@ -87,8 +85,8 @@ class LegacyAgent(LitAgent[Any]):
 def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]) -> RolloutLegacy:
     """Return the report on an attempt.
 
-    If the agent returned a report, or a worker sent one, its missing triplets and reward are taken
-    from the other spans.
+    If the agent returned a report, or a worker sent one, its missing triplets and reward are taken from the other
+    spans.
     spans: those of the attempt, in the order of their numbers.
     adapter: makes the triplets.
     Raise ConfigError if the adapter makes something else.
@@ -115,10 +113,6 @@ def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]
 
 
 def _method(training: Any, validation: Any, rollout: AttemptedRollout) -> Any:
-    """Return the agent's method for the rollout's mode.
-
-    An agent of 0.1 that does not override the method for validation uses the one for training.
-    """
     inherited = getattr(validation, "__func__", None) is getattr(LitAgent, validation.__name__)
     return training if rollout.mode == "train" or (inherited and _is_of_v01(training)) else validation
 
@@ -143,14 +137,11 @@ def _recorded(result: Any, rollout: AttemptedRollout) -> Any:
 
 
 def _finite(reward: float | None) -> float | None:
-    """Return the reward; None for NaN and infinity, which are no rewards."""
     return reward if reward is not None and math.isfinite(reward) else None
 
 
 def _as_report(result: Any, rollout_id: str) -> RolloutLegacy | None:
-    """Return an agent's result as a report, if it is one or a list of triplets or of spans; else
-    None.
-    """
+    """Return an agent's result as a report, if it is one or a list of triplets or of spans; else None."""
     if isinstance(result, RolloutLegacy):
         return result
     if not isinstance(result, list) or not result:

@@ -1,7 +1,7 @@
 """`LegacyAgentRunner`: a worker of Agent Lightning 0.1.
 
-A LitAgentRunner runs each task in a store of its own in memory, so hooks, tracing, checks and
-threads work as in any run. Its record then becomes the report.
+A LitAgentRunner runs each task in a store of its own in memory, so hooks, tracing, checks and threads work as in any
+run. Its record then becomes the report.
 """
 
 from __future__ import annotations
@@ -56,21 +56,15 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         self.max_tasks = max_tasks
 
     def run(self) -> bool:
-        """Run the agent on one task and report. Return False if the client has no task, or no
-        resources for it.
-        """
+        """Run the agent on one task and report. Return False if the client has no task, or no resources for it."""
         return asyncio.run(self.run_async())
 
     def iter(self) -> int:
-        """Run the agent on `max_tasks` tasks and return their number; without a
-        limit, never return.
-        """
+        """Run the agent on `max_tasks` tasks and return their number; without a limit, never return."""
         return asyncio.run(self.iter_async())
 
     async def run_async(self) -> bool:
-        """Run the agent on one task and report. Return False if the client has no task, or no
-        resources for it.
-        """
+        """Run the agent on one task and report. Return False if the client has no task, or no resources for it."""
         client = self.client
         if (task := await client.poll_next_task_async()) is None:
             return False
@@ -80,9 +74,7 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         return True
 
     async def iter_async(self) -> int:
-        """Run the agent on `max_tasks` tasks and return their number; without a
-        limit, never return.
-        """
+        """Run the agent on `max_tasks` tasks and return their number; without a limit, never return."""
         done = 0
         while self.max_tasks is None or done < self.max_tasks:
             done += await self.run_async()

@@ -27,9 +27,9 @@ from leyden.types import NamedResources, RolloutMode
 class AgentLightningServer(NamedOptions):
     """Queues tasks for clients of Agent Lightning 0.1, and collects their reports.
 
-    Its methods may be called from any thread and any event loop. It serves between `start` and
-    `stop`, on a thread of its own. Each report is returned once; only this object knows which, so a
-    new server over the same store returns them again.
+    Its methods may be called from any thread and any event loop. It serves between `start` and `stop`, on a thread of
+    its own. Each report is returned once; only this object knows which, so a new server over the same store returns
+    them again.
     """
 
     def __init__(
@@ -46,14 +46,12 @@ class AgentLightningServer(NamedOptions):
 
         port: 0 chooses a free one.
         task_timeout_seconds: a task is queued again if no report has come so long after its claim.
-        store: where tasks, resources and reports are kept; the server does not close it. None: a
-            new one in memory.
+        store: where tasks, resources and reports are kept; the server does not close it. None: a new one in memory.
         insecure: allow other machines, without a token, because the protocol has none.
-        recorder: the gateway (`LLMProxy`) to which the tasks' resources point. Each claimed task
-            then has resources of its own, in which a `ProxyLLM` becomes the LLM of that attempt. So
-            the gateway records the attempt's calls, and a report waits for them. None: a task has
-            the resources with which it was queued, and the gateway cannot tell which attempt makes
-            a call.
+        recorder: the gateway (`LLMProxy`) to which the tasks' resources point. Each claimed task then has resources of
+            its own, in which a `ProxyLLM` becomes the LLM of that attempt. So the gateway records the attempt's calls,
+            and a report waits for them. None: a task has the resources with which it was queued, and the gateway cannot
+            tell which attempt makes a call.
         Raise ConfigError for an address that other machines can reach, unless `insecure` is set.
         """
         warn_deprecated("AgentLightningServer", "LightningStoreServer(store), and store.enqueue_rollout(...)")

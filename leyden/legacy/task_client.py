@@ -1,8 +1,8 @@
-"""Clients of Agent Lightning 0.1's protocol: `AgentLightningClient` requests tasks from a server,
-and `DevTaskLoader` takes them from a list, without a server.
+"""Clients of Agent Lightning 0.1's protocol: `AgentLightningClient` requests tasks from a server, and `DevTaskLoader`
+takes them from a list, without a server.
 
-As in the original, a request that fails is logged and its method returns None, so that a worker
-survives a restart of the server.
+As in the original, a request that fails is logged and its method returns None, so that a worker survives a restart of
+the server.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class AgentLightningClient(NamedOptions):
         return found.task
 
     def _kept(self, reply: dict[str, Any] | None) -> ResourcesUpdate | None:
-        """Return the resources in a reply, and keep them for later requests; None
-        without a reply.
-        """
+        """Return the resources in a reply, and keep them for later requests; None without a reply."""
         if reply is None:
             return None
         update = read_resources(reply)
@@ -144,8 +142,7 @@ class AgentLightningClient(NamedOptions):
 
 
 class DevTaskLoader(AgentLightningClient):
-    """A client without a server: it takes tasks from a list, again and again, and keeps the reports
-    in `rollouts`.
+    """A client without a server: it takes tasks from a list, again and again, and keeps the reports in `rollouts`.
 
     tasks: inputs, or Task objects, but not both.
     resources: the resources of all tasks.

@@ -8,8 +8,8 @@
 | an empty report | the same, but the attempt fails, because the agent raised an error |
 | published resources | resources, of which the newest are the latest |
 
-Rollouts that other programs enqueue in the store are tasks too, and rollouts that other runners
-have finished have reports. The module knows no HTTP.
+Rollouts that other programs enqueue in the store are tasks too, and rollouts that other runners have finished have
+reports. The module knows no HTTP.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TaskQueue:
     """The server's operations, on any event loop.
 
     task_timeout_seconds: a task is queued again if no report has come this long after its claim.
-    recorder: the gateway; each claimed task then has resources of its own, in which a ProxyLLM
-        becomes the LLM of that attempt.
+    recorder: the gateway; each claimed task then has resources of its own, in which a ProxyLLM becomes the LLM of that
+        attempt.
     """
 
     def __init__(
@@ -72,9 +72,7 @@ class TaskQueue:
             timeout_seconds=task_timeout_seconds, max_attempts=_UNLIMITED_ATTEMPTS, retry_condition=["timeout"]
         )
         self._unread: dict[str, None] = {}
-        """Ids of tasks that were queued or reported here and whose reports were not returned yet,
-        in that order.
-        """
+        """Ids of tasks that were queued or reported here and whose reports were not returned yet, in that order."""
         self._read: set[str] = set()
         """Ids of tasks whose reports were returned."""
 
@@ -109,8 +107,8 @@ class TaskQueue:
     async def resources(self, resources_id: str | None) -> ResourcesUpdate | None:
         """Return resources in the form of the protocol; None if the store lacks them.
 
-        A ProxyLLM becomes an LLM. Resources that were made for a claimed attempt let the gateway
-        record the calls for that attempt. With any others, the gateway cannot tell the attempt.
+        A ProxyLLM becomes an LLM. Resources that were made for a claimed attempt let the gateway record the calls for
+        that attempt. With any others, the gateway cannot tell the attempt.
         resources_id: None for the latest.
         """
         asked, attempted = resources_id, self._claimed.get(resources_id or "")
@@ -131,8 +129,8 @@ class TaskQueue:
     async def report(self, report: RolloutLegacy) -> None:
         """Record a report and finish its task, whichever attempt the report comes from.
 
-        The first report counts. A second one, from an attempt that had timed out, is dropped. A
-        report on an unknown task is recorded too, as the original server does.
+        The first report counts. A second one, from an attempt that had timed out, is dropped. A report on an unknown
+        task is recorded too, as the original server does.
         """
         for _ in range(_TRIES):
             attempted = await self._attempt_for(report)
@@ -169,9 +167,7 @@ class TaskQueue:
         )
 
     async def refuse(self, rollout_id: str, reason: str) -> None:
-        """End the attempt of a task whose report was refused, so that the task is not given out
-        again and again.
-        """
+        """End the attempt of a task whose report was refused, so that the task is not given out again and again."""
         with suppress(UnknownRollout, IllegalTransition):
             rollout = await self.store.get_rollout_by_id(rollout_id)
             if isinstance(rollout, AttemptedRollout) and not rollout.attempt.finished:
@@ -200,8 +196,8 @@ class TaskQueue:
         return await self._take(finished)
 
     async def _take(self, finished: Sequence[Rollout]) -> list[RolloutLegacy]:
-        """Return the reports on finished rollouts that were not returned before. If one cannot be
-        read, none counts as returned.
+        """Return the reports on finished rollouts that were not returned before. If one cannot be read, none counts as
+        returned.
         """
         rollouts = [rollout for rollout in finished if rollout.rollout_id not in self._read]
         taken = {rollout.rollout_id for rollout in rollouts}
@@ -261,8 +257,8 @@ def _task(rollout: AttemptedRollout) -> Task:
 def _without_proxy(resource: Any, attempted: AttemptedRollout | None) -> Any:
     """Return a resource that the protocol knows: a ProxyLLM becomes an LLM.
 
-    attempted: the attempt that the LLM's address names, so that the gateway records the calls for
-        it; None: the address names none.
+    attempted: the attempt that the LLM's address names, so that the gateway records the calls for it; None: the address
+        names none.
     """
     if not isinstance(resource, ProxyLLM):
         return resource
@@ -277,9 +273,7 @@ def _without_proxy(resource: Any, attempted: AttemptedRollout | None) -> Any:
 
 
 def _spans(report: RolloutLegacy, rollout_id: str, attempt_id: str) -> list[Span]:
-    """Return the spans that record a report: one with the whole report, one with its reward, if
-    any.
-    """
+    """Return the spans that record a report: one with the whole report, one with its reward, if any."""
     spans = [(REPORT, cast(Attributes, {REPORT_JSON: report.model_dump_json()}))]
     if report.final_reward is not None:
         spans.append((semconv.REWARD, reward_attributes({semconv.PRIMARY_REWARD: report.final_reward})))

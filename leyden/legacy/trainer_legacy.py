@@ -1,8 +1,7 @@
-"""`TrainerLegacy`: the methods and names of a Trainer of Agent Lightning 0.1 and 0.2, beside `fit`
-and `dev`.
+"""`TrainerLegacy`: the methods and names of a Trainer of Agent Lightning 0.1 and 0.2, beside `fit` and `dev`.
 
-`fit_v0` is a run of the trainer whose algorithm (`leyden.algorithm.served_tasks`) fetches tasks from
-a server, so every strategy, hook and monitor works with it.
+`fit_v0` is a run of the trainer whose algorithm (`leyden.algorithm.served_tasks`) fetches tasks from a server, so every
+strategy, hook and monitor works with it.
 """
 
 from __future__ import annotations
@@ -99,15 +98,14 @@ class TrainerLegacy(NamedOptions, ABC):
     ) -> RunSummary:
         """Run the agent on the tasks of a server of Agent Lightning 0.1, or train it on data.
 
-        With a server's URL or a client, each runner has one task at a time. The run ends after
-        `max_rollouts` tasks for each runner, or with Ctrl-C. With data, this calls `fit`.
+        With a server's URL or a client, each runner has one task at a time. The run ends after `max_rollouts` tasks for
+        each runner, or with Ctrl-C. With data, this calls `fit`.
 
-        val_data: of no use with a server, whose tasks say themselves whether they are validation; a
-            warning says so.
+        val_data: of no use with a server, whose tasks say themselves whether they are validation; a warning says so.
         dev_data: replaces `train_data` if the trainer has `dev=True`.
         dev_backend: the older name of `dev_data`.
-        Raise ConfigError for a server together with an algorithm, which would get no rollouts, and
-        for data without an algorithm.
+        Raise ConfigError for a server together with an algorithm, which would get no rollouts, and for data without an
+        algorithm.
         """
         warn_deprecated("Trainer.fit_v0", "trainer.fit(agent, train_dataset), or runners on a LightningStoreServer")
         if dev_backend is not None:
@@ -136,8 +134,8 @@ class TrainerLegacy(NamedOptions, ABC):
             self.teardown()
 
     def init(self, backend: str | AgentLightningClient) -> None:
-        """Make the client of a server, which `client` returns, and prepare the tracer. A second
-        call keeps the first client.
+        """Make the client of a server, which `client` returns, and prepare the tracer. A second call keeps the first
+        client.
 
         Raise ConfigError for text that is no URL.
         """
@@ -153,18 +151,14 @@ class TrainerLegacy(NamedOptions, ABC):
         self._client = None
 
     def client(self) -> AgentLightningClient:
-        """Return the client that `init` made. Raise ConfigError before `init` and after
-        `teardown`.
-        """
+        """Return the client that `init` made. Raise ConfigError before `init` and after `teardown`."""
         if self._client is None:
             raise ConfigError("the trainer has no client; call trainer.init(url) first")
         return self._client
 
     @contextlib.contextmanager
     def init_worker_context(self, agent: LitAgent[Any], worker_id: int = 0) -> Generator[LegacyAgentRunner]:
-        """Yield a worker that runs the agent, in this process, on the tasks of the client that
-        `init` made.
-        """
+        """Yield a worker that runs the agent, in this process, on the tasks of the client that `init` made."""
         worker = LegacyAgentRunner(agent, self.client(), self.tracer, self.adapter, worker_id, self.max_rollouts)
         agent.set_trainer(self)
         worker.init_worker(worker_id)
@@ -174,8 +168,7 @@ class TrainerLegacy(NamedOptions, ABC):
             worker.teardown_worker(worker_id)
 
     def run_worker(self, agent: LitAgent[Any], worker_id: int = 0) -> int:
-        """Run one worker in this process until it has done `max_rollouts` tasks. Return how many it
-        did.
+        """Run one worker in this process until it has done `max_rollouts` tasks. Return how many it did.
 
         Call `init` before. Several programs that do this share a server's tasks.
         """
@@ -184,11 +177,10 @@ class TrainerLegacy(NamedOptions, ABC):
 
     @staticmethod
     def kill_orphaned_processes() -> int:
-        """End processes that agents left on this machine when their run was killed. Return how
-        many.
+        """End processes that agents left on this machine when their run was killed. Return how many.
 
-        Leyden's runners end with their program, so only processes that agents started can be left.
-        Processes of runs under way are not touched.
+        Leyden's runners end with their program, so only processes that agents started can be left. Processes of runs
+        under way are not touched.
         """
         return kill_orphans()
 
@@ -199,11 +191,10 @@ def is_url(data: object) -> bool:
 
 
 def renamed(given: dict[str, tuple[Any, str, Any]]) -> dict[str, Any]:
-    """Return the values of renamed options by their new names. Give a DeprecationWarning for each
-    old name that is used.
+    """Return the values of renamed options by their new names. Give a DeprecationWarning for each old name that is
+    used.
 
-    given: for each old name its value, the new name and the new name's value, which counts if both
-        are given.
+    given: for each old name its value, the new name and the new name's value, which counts if both are given.
     """
     values: dict[str, Any] = {}
     for old, (old_value, new, new_value) in given.items():

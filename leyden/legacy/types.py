@@ -98,8 +98,8 @@ class GenericResponse(BaseModel):
 def read_resources(payload: Mapping[str, Any]) -> ResourcesUpdate:
     """Return the resources in a reply.
 
-    The protocol has no times and no version, so they are set to now and 1. Raise pydantic's
-    ValidationError for a reply in another form.
+    The protocol has no times and no version, so they are set to now and 1. Raise pydantic's ValidationError for a reply
+    in another form.
     """
     now = time.time()
     return ResourcesUpdate.model_validate({"create_time": now, "update_time": now, "version": 1, **payload})
@@ -108,7 +108,8 @@ def read_resources(payload: Mapping[str, Any]) -> ResourcesUpdate:
 def warn_deprecated(name: str, instead: str) -> None:
     """Give a DeprecationWarning that points to the user's line.
 
-    name: what belongs to this protocol. instead: what to write in new code.
+    name: what belongs to this protocol.
+    instead: what to write in new code.
     """
     warnings.warn(
         f"{name} belongs to the task protocol of Agent Lightning 0.1; write {instead}",

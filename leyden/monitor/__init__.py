@@ -1,12 +1,10 @@
-"""Watch a running system: the health of workers, metrics of machines, alerts, and the page for
-Prometheus.
+"""Watch a running system: the health of workers, metrics of machines, alerts, and the page for Prometheus.
 
-Lives here: the names of all metrics (`metric_names.py`), the probe of a machine, its GPUs and a process
-(`system.py`, `gpu.py`), the health of a worker (`health.py`), the rules that raise alerts
-(`rules.py`), sinks and actions for alerts (`alert.py`, `actions.py`), the schedule that brings them
-together (`monitor.py`), and the page that Prometheus reads (`prometheus.py`, imported on its own).
-It knows the store, and neither runners nor strategies. To add a rule, sink or action, write a class
-or function and pass it to `Monitor`.
+Lives here: the names of all metrics (`metric_names.py`), the probe of a machine, its GPUs and a process (`system.py`,
+`gpu.py`), the health of a worker (`health.py`), the rules that raise alerts (`rules.py`), sinks and actions for alerts
+(`alert.py`, `actions.py`), the schedule that brings them together (`monitor.py`), and the page that Prometheus reads
+(`prometheus.py`, imported on its own). It knows the store, and neither runners nor strategies. To add a rule, sink or
+action, write a class or function and pass it to `Monitor`.
 """
 
 from leyden.monitor.actions import PauseClaiming as PauseClaiming

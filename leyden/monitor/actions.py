@@ -20,12 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class PauseClaiming:
-    """Pauses the worker that an alert is about while the alert is raised. A paused worker claims no
-    rollouts.
+    """Pauses the worker that an alert is about while the alert is raised. A paused worker claims no rollouts.
 
-    An alert about the store or the machine pauses all workers. A worker notices the pause with its
-    next heartbeat, finishes its rollouts, and claims again when no alert holds it any more. A
-    worker that was paused by hand before the alert stays paused.
+    An alert about the store or the machine pauses all workers. A worker notices the pause with its next heartbeat,
+    finishes its rollouts, and claims again when no alert holds it any more. A worker that was paused by hand before the
+    alert stays paused.
     """
 
     def __init__(self) -> None:
@@ -58,12 +57,10 @@ class PauseClaiming:
 
 
 class RestartWorker:
-    """Kills the process of the worker that an alert is about, so that the strategy (`ipc`, `cs`)
-    starts it again.
+    """Kills the process of the worker that an alert is about, so that the strategy (`ipc`, `cs`) starts it again.
 
-    Only descendants of this process are killed, because nothing would restart any other process.
-    Give the action to the `Trainer` that starts the runners. A worker elsewhere is left alone,
-    which the log reports.
+    Only descendants of this process are killed, because nothing would restart any other process. Give the action to the
+    `Trainer` that starts the runners. A worker elsewhere is left alone, which the log reports.
     """
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:

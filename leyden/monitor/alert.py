@@ -1,6 +1,4 @@
-"""Alerts, the sinks that are notified of them, and the actions that are taken while
-one is raised.
-"""
+"""Alerts, the sinks that are notified of them, and the actions that are taken while one is raised."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from leyden.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 ALERT_PREFIX = "alert:"
-"""Prefix of the series that records a rule's alerts: 1 while one is raised, 0 when it is resolved.
-"""
+"""Prefix of the series that records a rule's alerts: 1 while one is raised, 0 when it is resolved."""
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
 
@@ -56,9 +53,7 @@ class Alert:
 
 
 Sink = Callable[[Alert], Awaitable[None] | None]
-"""A function or coroutine function that is notified of each alert twice: when it is raised and when
-it is resolved.
-"""
+"""A function or coroutine function that is notified of each alert twice: when it is raised and when it is resolved."""
 
 
 class Action(Protocol):

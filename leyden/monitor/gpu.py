@@ -1,7 +1,7 @@
 """Read load, memory and temperature of NVIDIA GPUs from the driver's library, NVML.
 
-The library is called by ctypes, so neither a package nor `nvidia-smi` is needed. Without a driver
-there are no metrics, and no error is raised.
+The library is called by ctypes, so neither a package nor `nvidia-smi` is needed. Without a driver there are no metrics,
+and no error is raised.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class _Memory(ctypes.Structure):
 
 
 def gpu_metrics() -> Mapping[str, float]:
-    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without
-    a GPU.
+    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without a GPU.
 
-    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its
-    index in the machine: `gpu_device_percent:0`. Values that a GPU does not report are left out.
+    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its index in the machine:
+    `gpu_device_percent:0`. Values that a GPU does not report are left out.
     """
     metrics: dict[str, float] = {}
     for position, device in enumerate(_visible()):
@@ -61,9 +60,7 @@ def _device_metrics(device: ctypes.c_void_p) -> Iterator[tuple[str, float]]:
 
 
 def _visible() -> Iterator[ctypes.c_void_p]:
-    """Yield the NVML handles of the GPUs that this process may use, in the order of
-    CUDA_VISIBLE_DEVICES.
-    """
+    """Yield the NVML handles of the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES."""
     if _library() is None:
         return
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -85,10 +82,6 @@ def _visible() -> Iterator[ctypes.c_void_p]:
 
 
 def _call(function: str, *arguments: Any) -> bool:
-    """Call a function of NVML and return whether it succeeded.
-
-    It fails, for example, for a value that the device does not report (MIG).
-    """
     return getattr(_library(), function)(*arguments) == 0
 
 

@@ -39,9 +39,7 @@ def heartbeat_seconds(worker: Worker) -> float:
 
 
 def heartbeat_metrics(worker: Worker, known: Container[str]) -> dict[str, float]:
-    """Return the metrics of a worker's last heartbeat by name. Names that are not in `known` are
-    left out.
-    """
+    """Return the metrics of a worker's last heartbeat by name. Names that are not in `known` are left out."""
     stats = worker.heartbeat_stats or {}
     return {
         name: float(value)

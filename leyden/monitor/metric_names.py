@@ -1,12 +1,11 @@
 """The names of all metrics that heartbeats, monitors and gateways report, with their meanings.
 
-A name is a series in the store (`Sample.name`) and, with `leyden_` in front, a metric on
-`/metrics`. A colon and a part of the subject may follow the name, as in `gpu_device_percent:0`. To
-add a metric, add it here, write it where it is measured (`SystemProbe.read`, the runner's
-heartbeat, `Watch`, the gateway), and explain it in `docs/monitoring.md`.
+A name is a series in the store (`Sample.name`) and, with `leyden_` in front, a metric on `/metrics`. A colon and a part
+of the subject may follow the name, as in `gpu_device_percent:0`. To add a metric, add it here, write it where it is
+measured (`SystemProbe.read`, the runner's heartbeat, `Watch`, the gateway), and explain it in `docs/monitoring.md`.
 
-A gateway writes its metrics into its store, so it may run in any process. The subject of such a
-metric (`Sample.worker_id`) is one server of one model.
+A gateway writes its metrics into its store, so it may run in any process. The subject of such a metric
+(`Sample.worker_id`) is one server of one model.
 """
 
 from __future__ import annotations
@@ -72,14 +71,10 @@ REPORT_SECONDS: Final = 10.0
 
 
 def base_name(name: str) -> str:
-    """Return the name without what follows a colon: `gpu_device_percent` for
-    `gpu_device_percent:0`.
-    """
+    """Return the name without what follows a colon: `gpu_device_percent` for `gpu_device_percent:0`."""
     return name.partition(":")[0]
 
 
 def upstream_subject(model: str, address: str, gateway: str) -> str:
-    """Return the subject of a gateway's series, which names the model, the server and
-    the gateway.
-    """
+    """Return the subject of a gateway's series, which names the model, the server and the gateway."""
     return f"{model} at {address} behind {gateway}"

@@ -1,9 +1,7 @@
-"""`Monitor` measures a store and its workers on a schedule, keeps time series, and raises and
-resolves alerts.
+"""`Monitor` measures a store and its workers on a schedule, keeps time series, and raises and resolves alerts.
 
-It belongs in the process that owns the store, one for each store. It knows workers by their
-heartbeats alone: no runner, no strategy, no process. Rules (`rules.py`) decide, sinks (`alert.py`)
-are notified, actions (`actions.py`) act.
+It belongs in the process that owns the store, one for each store. It knows workers by their heartbeats alone: no
+runner, no strategy, no process. Rules (`rules.py`) decide, sinks (`alert.py`) are notified, actions (`actions.py`) act.
 """
 
 from __future__ import annotations
@@ -61,12 +59,12 @@ class Monitor(NamedOptions):
     """Checks a store and its workers at intervals, and raises alerts.
 
     rules: decide when alerts are raised.
-    sinks: functions that are notified of each alert when it is raised and when it is resolved; by
-        default the log. The store records alerts in any case.
+    sinks: functions that are notified of each alert when it is raised and when it is resolved; by default the log. The
+        store records alerts in any case.
     actions: the actions that the alerts of a rule trigger, by the rule's name.
     interval_seconds: the time between two checks.
-    Raise ConfigError for a part of another kind, two rules of one name, actions for an unknown
-    rule, and a rule about an unknown metric.
+    Raise ConfigError for a part of another kind, two rules of one name, actions for an unknown rule, and a rule about
+    an unknown metric.
     """
 
     def __init__(
@@ -96,8 +94,8 @@ class Monitor(NamedOptions):
     async def watch(self, store: LightningStore) -> AsyncGenerator[Watch]:
         """Check `store` now and every `interval_seconds`, while the context is open.
 
-        At the end all alerts are resolved, and actions release what they hold. A store that cannot
-        be reached raises an alert, never an exception.
+        At the end all alerts are resolved, and actions release what they hold. A store that cannot be reached raises an
+        alert, never an exception.
         """
         watch = Watch(self, store)
         task = asyncio.create_task(_repeat(watch, self.interval_seconds), name="leyden-monitor")
@@ -112,9 +110,7 @@ class Monitor(NamedOptions):
 
 
 class Watch:
-    """A monitor's watch over one store: its time series and its alerts. Use it in one
-    event loop.
-    """
+    """A monitor's watch over one store: its time series and its alerts. Use it in one event loop."""
 
     def __init__(self, monitor: Monitor, store: LightningStore) -> None:
         self._monitor = monitor
@@ -125,15 +121,11 @@ class Watch:
             for rule in monitor.rules
             for metric in rule.metrics
         }
-        """The age in seconds up to which points of a metric are kept; metrics that no rule reads
-        are missing.
-        """
+        """The age in seconds up to which points of a metric are kept; metrics that no rule reads are missing."""
         self._series: dict[str | None, dict[str, deque[Point]]] = {None: {}}
         """The points that rules read, by subject and metric."""
         self._heartbeats: dict[str, tuple[float | None, float]] = {}
-        """The last heartbeat of each worker by the store's clock, and when this watch saw it, by
-        its own clock.
-        """
+        """The last heartbeat of each worker by the store's clock, and when this watch saw it, by its own clock."""
         self._upstreams: dict[str, float] = {}
         """When a new sample of a gateway was last read, by subject."""
         self._read_until: dict[tuple[str, str], float] = {}
@@ -190,8 +182,7 @@ class Watch:
     # ---- measuring -------------------------------------------------------------------------------
 
     async def _measure_store(self, now: float) -> tuple[Sequence[Worker], float]:
-        """Note the metrics of the store and its machine. Return the workers, and the time by the
-        store's clock.
+        """Note the metrics of the store and its machine. Return the workers, and the time by the store's clock.
 
         Raise TimeoutError after ten seconds without a reply, and the store's own errors.
         """
@@ -237,8 +228,7 @@ class Watch:
 
         store_now: the time by the store's clock, which dates heartbeats.
 
-        The metrics of a machine come from one healthy worker there, so that one busy machine raises
-        one alert.
+        The metrics of a machine come from one healthy worker there, so that one busy machine raises one alert.
         """
         recent = [worker for worker in workers if store_now - (worker.last_heartbeat_time or 0.0) <= _ABANDON_SECONDS]
         alive = sorted((worker for worker in recent if not has_ended(worker)), key=lambda worker: worker.worker_id)
@@ -286,15 +276,11 @@ class Watch:
             self._totals[name] += value - (0.0 if restarted else before.get(name, 0.0))
 
     def _note(self, subject: str | None, metrics: Mapping[str, float], now: float) -> None:
-        """Add the metrics of a subject to the samples to write and to the series that
-        rules read.
-        """
         for name, value in metrics.items():
             self._unwritten.append(Sample(name=name, time=now, value=value, worker_id=subject))
             self._keep(subject, name, value, now)
 
     def _keep(self, subject: str | None, name: str, value: float, now: float) -> None:
-        """Add a point to its series if a rule reads it, and drop points that are too old."""
         if name in self._reach_seconds:
             points = self._series[subject].setdefault(name, deque())
             points.append((now, value))
@@ -343,7 +329,6 @@ class Watch:
         await self._act(alert)
 
     async def _act(self, alert: Alert) -> None:
-        """Call the actions of the alert's rule. Their errors are logged."""
         for action in self._monitor.actions.get(alert.rule, ()):
             try:
                 await (action.resolved if alert.resolved else action.raised)(self._store, alert)
@@ -360,8 +345,7 @@ class Watch:
         self._unwritten.clear()
 
     async def _close_left_behind(self) -> None:
-        """Resolve the alerts that a killed monitor left raised in the store, and undo their
-        actions.
+        """Resolve the alerts that a killed monitor left raised in the store, and undo their actions.
 
         They are raised again if their cause persists.
         """
@@ -390,7 +374,8 @@ class Watch:
 def _checked_parts(name: str, given: Any, wanted: str, is_one: Callable[[Any], bool]) -> tuple[Any, ...]:
     """Return an option that is a list as a tuple. Raise ConfigError for a part of another kind.
 
-    wanted: the kind of parts, for the message. is_one: returns whether a part is of that kind.
+    wanted: the kind of parts, for the message.
+    is_one: returns whether a part is of that kind.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"{name} is {given!r:.200}; give a list of {wanted}")
@@ -410,9 +395,7 @@ def _checked_actions(given: Any) -> dict[str, Sequence[Action]]:
 
 
 def _check_rule(rule: Rule) -> None:
-    """Raise ConfigError for a rule that reads a metric that nothing measures, because it could
-    never fire.
-    """
+    """Raise ConfigError for a rule that reads a metric that nothing measures, because it could never fire."""
     known = SYSTEM_METRICS.keys() | WORKER_METRICS.keys() | STORE_METRICS.keys() | UPSTREAM_METRICS.keys()
     for metric in rule.metrics:
         if base_name(metric) not in known:
@@ -440,17 +423,12 @@ def _alert_sample(alert: Alert, now: float, value: float) -> Sample:
 
 
 def _directory_of(store: LightningStore) -> Path | None:
-    """Return the directory of the store's file; None for a store that has no file on
-    this machine.
-    """
     scheme, _, path = store.url.partition("://")
     return Path(path).parent if scheme == "sqlite" else None
 
 
 async def _repeat(watch: Watch, interval_seconds: float) -> None:
-    """Check at every interval until the store closes or the task is cancelled. Log
-    all other errors.
-    """
+    """Check at every interval until the store closes or the task is cancelled. Log all other errors."""
     while True:
         try:
             await watch.check()

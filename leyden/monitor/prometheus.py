@@ -1,10 +1,9 @@
 """The page that Prometheus reads, `/metrics`, in its text format (version 0.0.4).
 
-A store server has the page if it is given `views=metrics(store)`. The page shows rollouts by
-status, the health of the workers, the metrics of their last heartbeats, and what a `Monitor` and
-the gateways have measured in the last minute. `of_requests` and `of_gateways` are also for the
-pages of other servers. To add a metric, write a function that yields a metric family, and call it
-in `exposition`.
+A store server has the page if it is given `views=metrics(store)`. The page shows rollouts by status, the health of the
+workers, the metrics of their last heartbeats, and what a `Monitor` and the gateways have measured in the last minute.
+`of_requests` and `of_gateways` are also for the pages of other servers. To add a metric, write a function that yields a
+metric family, and call it in `exposition`.
 """
 
 from __future__ import annotations
@@ -100,9 +99,7 @@ def _of_health(workers: Iterable[Worker], now: float) -> Metric:
 
 
 def _of_heartbeats(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[Metric]:
-    """Yield the metrics of each worker's last heartbeat, and a monitor's last measurements of the
-    store.
-    """
+    """Yield the metrics of each worker's last heartbeat, and a monitor's last measurements of the store."""
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for worker in workers:
         if health_of(worker, now) == "healthy":

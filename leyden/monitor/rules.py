@@ -1,8 +1,8 @@
 """Rules that decide when an alert is raised: pure functions of time series.
 
-A rule judges the series of one subject (a worker, or the store with its machine) at a given time.
-It knows no store and no clock. To add a kind of rule, write a class with the members of `Rule`; to
-change a limit, give `Monitor` other rules than DEFAULT_RULES.
+A rule judges the series of one subject (a worker, or the store with its machine) at a given time. It knows no store and
+no clock. To add a kind of rule, write a class with the members of `Rule`; to change a limit, give `Monitor` other rules
+than DEFAULT_RULES.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class AlertRule:
     name: letters, digits and underscores.
     comparison: ">" raises the alert above `threshold`, "<" below it.
     window_seconds: the length of the window; 0 reads the latest point alone, however old it is.
-    minimum_count: the fewest points in the window, or with `per` the least growth of that counter,
-        that allow a judgement.
-    per: the name of a counter. The rule then judges a share instead of a mean: the growth of the
-        counter `metric` in the window, divided by the growth of this one.
+    minimum_count: the fewest points in the window, or with `per` the least growth of that counter, that allow a
+        judgement.
+    per: the name of a counter. The rule then judges a share instead of a mean: the growth of the counter `metric` in
+        the window, divided by the growth of this one.
     """
 
     name: str
@@ -128,8 +128,8 @@ class AlertRule:
 class AnomalyRule:
     """Raises an alert while the median of a metric is far above (or below) its earlier median.
 
-    Far means more than `deviations` robust standard deviations of the history, and more than
-    `least_change`. A robust standard deviation is 1.4826 times the median absolute deviation.
+    Far means more than `deviations` robust standard deviations of the history, and more than `least_change`. A robust
+    standard deviation is 1.4826 times the median absolute deviation.
 
     name: letters, digits and underscores.
     comparison: ">" raises the alert for a rise, "<" for a fall.

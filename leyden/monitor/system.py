@@ -1,7 +1,6 @@
 """Measure a machine and a process: CPU, memory, disk, I/O, network, GPU.
 
-It knows psutil and the GPU driver, and neither store nor rules. Reading all metrics takes a
-fraction of a millisecond.
+It knows psutil and the GPU driver, and neither store nor rules. Reading all metrics takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class SystemProbe:
     def read(self) -> dict[str, float | int | str]:
         """Return the metrics of SYSTEM_METRICS by name, as far as the system reports them.
 
-        `host`, `pid` and `process_start_time` (Unix seconds) are added, because they identify the
-        process.
+        `host`, `pid` and `process_start_time` (Unix seconds) are added, because they identify the process.
         """
         metrics: dict[str, float | int | str] = dict(self._identity)
         metrics["memory_percent"] = psutil.virtual_memory().percent

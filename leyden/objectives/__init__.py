@@ -1,11 +1,10 @@
 """Advantages, returns and losses as pure functions of numbers.
 
-This package knows no spans, store or framework. Each kind has a module: `advantages` (lists of
-floats), `returns` (NumPy arrays) and `losses` (torch tensors). Only `returns` imports NumPy, and no
-module imports torch, so that a process that only configures them does not pay for it.
+This package knows no spans, store or framework. Each kind has a module: `advantages` (lists of floats), `returns`
+(NumPy arrays) and `losses` (torch tensors). Only `returns` imports NumPy, and no module imports torch, so that a
+process that only configures them does not pay for it.
 
-To add an estimator or a loss, follow the docstring of `advantages` or `losses`; test it against an
-independent formula.
+To add an estimator or a loss, follow the docstring of `advantages` or `losses`; test it against an independent formula.
 """
 
 from leyden.objectives.advantages import ESTIMATORS as ESTIMATORS

@@ -1,7 +1,7 @@
 """A registry of functions by name, each with the frozen dataclass that holds its constants.
 
-The losses and the advantage estimators are such registries. An entry is found by its name or by the
-type of its constants; another process is sent both. The module knows no loss and no estimator.
+The losses and the advantage estimators are such registries. An entry is found by its name or by the type of its
+constants; another process is sent both. The module knows no loss and no estimator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Returns and advantages of episodes on NumPy arrays, and running statistics to scale them by.
 
-Importing this module imports NumPy. It knows no policy and no buffer. Arrays have the shape (T, N):
-T steps of N environments, with a mask of valid entries, so that episodes may begin and end at any
-step, and an environment may be idle.
+Importing this module imports NumPy. It knows no policy and no buffer. Arrays have the shape (T, N): T steps of N
+environments, with a mask of valid entries, so that episodes may begin and end at any step, and an environment may be
+idle.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> Floats:
-    """Return generalised advantage estimates (arXiv:1506.02438, eq. 16), shape (T, N), 0 where
-    the mask is False.
+    """Return generalised advantage estimates (arXiv:1506.02438, eq. 16), shape (T, N), 0 where the mask is False.
 
-    A_t = delta_t + discount * gae_lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t, where
-    t + 1 is the episode's next step. At its last step the sum stops and V_{t+1} is `bootstrap_TN`:
-    0 if the task ended, the value of the final observation if a limit cut it off. Advantages +
-    values are the returns (TD(lambda)) that a value function learns.
+    A_t = delta_t + discount * gae_lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t, where t + 1 is the
+    episode's next step. At its last step the sum stops and V_{t+1} is `bootstrap_TN`: 0 if the task ended, the value of
+    the final observation if a limit cut it off. Advantages + values are the returns (TD(lambda)) that a value function
+    learns.
 
-    ends_TN: True where the step was its episode's last. The last valid step of an environment is
-        bootstrapped too if its episode goes on after these T steps.
+    ends_TN: True where the step was its episode's last. The last valid step of an environment is bootstrapped too if
+        its episode goes on after these T steps.
     mask_TN: False where the environment was idle; the other arrays may hold anything there.
     """
     n_steps, n_envs = rewards_TN.shape
@@ -68,15 +67,15 @@ def gae(
 def n_step(
     rewards_S: Floats, successor_S: Ints, starts_B: Ints, *, n: int, discount: float
 ) -> tuple[Floats, Ints, Floats]:
-    """Return discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq.
-    7.1, without its bootstrap).
+    """Return discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq. 7.1, without its
+    bootstrap).
 
     rewards_S: the rewards of S stored steps.
-    successor_S: the index of the step that follows each stored step in its episode; -1 if the
-        episode ends there or its next step is not stored.
+    successor_S: the index of the step that follows each stored step in its episode; -1 if the episode ends there or its
+        next step is not stored.
     starts_B: the indices of the steps to begin at.
-    Return three arrays of shape (B,), with k <= n the number of steps that are summed: the sums
-    r_0 + ... + discount^(k-1) r_{k-1}, the index of the last step summed, and discount^k.
+    Return three arrays of shape (B,), with k <= n the number of steps that are summed: the sums r_0 + ... +
+    discount^(k-1) r_{k-1}, the index of the last step summed, and discount^k.
     """
     last_B = starts_B
     sums_B = rewards_S[last_B].astype(np.float64)

@@ -1,14 +1,12 @@
-"""Reinforcement learning from simulators: simulator, interpreters and reward, policies, and the
-trainer that runs them.
+"""Reinforcement learning from simulators: simulator, interpreters and reward, policies, and the trainer that runs them.
 
-Lives here: the parts that a user writes (`parts`), seeds that are given out exactly once
-(`SeedPlan`, `DataQueue`), environments over them (`env/`), policies (`policy/`), `Collector` and
-buffers, vessels and the trainer (`trainer/`). The loop, callbacks, writers and checkpoints are those of
-`leyden.training`. Nothing here knows a language model, a store, an agent or a domain; order
-execution is in `leyden_compat.order_execution`.
+Lives here: the parts that a user writes (`parts`), seeds that are given out exactly once (`SeedPlan`, `DataQueue`),
+environments over them (`env/`), policies (`policy/`), `Collector` and buffers, vessels and the trainer (`trainer/`).
+The loop, callbacks, writers and checkpoints are those of `leyden.training`. Nothing here knows a language model, a
+store, an agent or a domain; order execution is in `leyden_compat.order_execution`.
 
-Modules are imported when a name of theirs is first used, so that torch is imported only with a
-policy that learns. To add a public name, add a line to this file.
+Modules are imported when a name of theirs is first used, so that torch is imported only with a policy that learns. To
+add a public name, add a line to this file.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,7 @@
-"""Batches of observations: arrays whose first dimensions count samples, in the structure of their
-space.
+"""Batches of observations: arrays whose first dimensions count samples, in the structure of their space.
 
-A batch of a Dict space is a dict of batches, a batch of a Tuple space a tuple of batches: structs
-of arrays, never arrays of structs. This module knows no environment and no policy.
+A batch of a Dict space is a dict of batches, a batch of a Tuple space a tuple of batches: structs of arrays, never
+arrays of structs. This module knows no environment and no policy.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def same_shape(one: Batch, other: Batch) -> bool:
 def is_space(space: Any, *kinds: type) -> bool:
     """Return `isinstance(space, kinds)`.
 
-    A type checker does not narrow the space after this call. It would narrow it to a generic class
-    of Gymnasium with unknown parameters.
+    A type checker does not narrow the space after this call. It would narrow it to a generic class of Gymnasium with
+    unknown parameters.
     """
     return isinstance(space, kinds)

@@ -2,9 +2,9 @@
 
 A `RolloutBuffer` holds all transitions of one collect, a `ReplayBuffer` the newest ones of many.
 
-Both are filled twice for each step: by `add_actions` before the step, because it overwrites the
-observations, and by `add_outcomes` after it. Arrays are allocated at the first step, in the shapes
-and types that the environment and the policy give. This module knows no policy and no algorithm.
+Both are filled twice for each step: by `add_actions` before the step, because it overwrites the observations, and by
+`add_outcomes` after it. Arrays are allocated at the first step, in the shapes and types that the environment and the
+policy give. This module knows no policy and no algorithm.
 
 Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 """
@@ -39,11 +39,11 @@ class Buffer(Protocol):
         ...
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Store the observations and the policy's actions of a step, which `add_outcomes`
-        completes.
+        """Store the observations and the policy's actions of a step, which `add_outcomes` completes.
 
         obs: (N, ...), of all environments; copied.
-        actions, extras: (n, ...), one row for each acting environment. extras: from `PolicyOutput`.
+        actions, extras: (n, ...), one row for each acting environment.
+        extras: from `PolicyOutput`.
         ids: (n,), the acting environments; None: all.
         """
         ...
@@ -74,9 +74,9 @@ class FinalObservations(NamedTuple):
 class RolloutBuffer:
     """All transitions of one collect, in arrays (capacity, N, ...) by vector step and environment.
 
-    `mask` says which entries are transitions, because idle environments make no step. The first
-    `n_rows` rows are in use. The buffer grows with the collect, or raises ConfigError at a limit,
-    and never drops a transition of a finished episode. The next collect empties it.
+    `mask` says which entries are transitions, because idle environments make no step. The first `n_rows` rows are in
+    use. The buffer grows with the collect, or raises ConfigError at a limit, and never drops a transition of a finished
+    episode. The next collect empties it.
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
@@ -163,7 +163,6 @@ class RolloutBuffer:
             self._drop(row, env)
 
     def _drop(self, row: int, env: int) -> None:
-        """Drop the episode that an environment was running at `row`, from its first step on."""
         self._final = [final for final in self._final if final[:2] != (row, env)]
         ended = self.terminated[:row, env] | self.truncated[:row, env] | ~self.mask[:row, env]
         begin = int(np.flatnonzero(ended)[-1]) + 1 if ended.any() else 0
@@ -171,8 +170,8 @@ class RolloutBuffer:
         self.mask[begin : row + 1, env] = False
 
     def final_observations(self) -> FinalObservations | None:
-        """Return the last observations of the episodes that were truncated but not terminated; None
-        if there are none.
+        """Return the last observations of the episodes that were truncated but not terminated; None if there are
+        none.
         """
         if not self._final:
             return None
@@ -180,8 +179,7 @@ class RolloutBuffer:
         return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
 
     def indices(self) -> Ids | None:
-        """Return the indices of the transitions among the T * N entries, (n_steps,), in order of
-        time.
+        """Return the indices of the transitions among the T * N entries, (n_steps,), in order of time.
 
         Return None if all entries are transitions.
         """
@@ -226,8 +224,8 @@ class RolloutBuffer:
 class ReplayBuffer:
     """The newest `size` transitions of any number of collects, in a ring.
 
-    Each transition is linked to the one that followed it in its episode. `state_dict` holds all
-    transitions, so that a resumed run draws the same samples.
+    Each transition is linked to the one that followed it in its episode. `state_dict` holds all transitions, so that a
+    resumed run draws the same samples.
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
@@ -248,8 +246,8 @@ class ReplayBuffer:
         self.rewards = np.zeros(size)
         self.terminated = np.zeros(size, np.bool_)
         self.successor = np.full(size, -1, np.int64)
-        """(S,): the slot of the next transition of the episode; -1 if the episode ended there, or
-        if the next transition is unknown.
+        """(S,): the slot of the next transition of the episode; -1 if the episode ended there, or if the next
+        transition is unknown.
         """
         self._position = 0
         """The slot of the next transition."""
@@ -273,9 +271,7 @@ class ReplayBuffer:
         self._latest[:] = -1
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Store the observations and actions of a step, which `add_outcomes` completes. Extras are
-        not kept.
-        """
+        """Store the observations and actions of a step, which `add_outcomes` completes. Extras are not kept."""
         if not self._allocated:
             self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
             self.actions = np.zeros((self.size, *actions.shape[1:]), actions.dtype)
@@ -333,9 +329,7 @@ class ReplayBuffer:
             self._latest = np.full(num_envs, -1, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all transitions, and the counters, which a checkpoint saves without
-        pickle.
-        """
+        """Return copies of all transitions, and the counters, which a checkpoint saves without pickle."""
         n = self._count
         return {
             "size": self.size,
@@ -355,8 +349,8 @@ class ReplayBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the content by that of `state_dict`.
 
-        Raise CheckpointError, and change nothing, for another size, another number of environments
-        or observations of another space.
+        Raise CheckpointError, and change nothing, for another size, another number of environments or observations of
+        another space.
         """
         for name in ("size", "num_envs"):
             if state[name] != getattr(self, name):
@@ -394,9 +388,7 @@ def _check_size(size: int, num_envs: int) -> None:
 
 
 def _as_batch(value: Any) -> Batch:
-    """Return a batch as a checkpoint holds it, with arrays in place of tensors and
-    tuples of lists.
-    """
+    """Return a batch as a checkpoint holds it, with arrays in place of tensors and tuples of lists."""
     if is_object(value):
         return {name: _as_batch(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

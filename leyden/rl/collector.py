@@ -1,8 +1,7 @@
 """Collect episodes: one call of the policy acts for all environments that are running an episode.
 
-A collector knows a policy, a vectorised environment and possibly a buffer. It runs exactly the
-requested number of episodes to their ends. Its caller opens the environment's `collector_guard`,
-updates the policy and keeps the metrics.
+A collector knows a policy, a vectorised environment and possibly a buffer. It runs exactly the requested number of
+episodes to their ends. Its caller opens the environment's `collector_guard`, updates the policy and keeps the metrics.
 """
 
 from __future__ import annotations
@@ -46,10 +45,11 @@ class VectorEnv(Protocol):
         ...
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each environment of `ids`. Return all
-        observations.
+        """Begin an episode with the next seed in each environment of `ids`. Return all observations.
 
-        An environment for which no seed is left does not become alive. ids: None: all.
+        An environment for which no seed is left does not become alive.
+
+        ids: None: all.
         """
         ...
 
@@ -72,8 +72,8 @@ class CollectResult:
     lengths: NDArray[np.int64]
     """(n_episodes,): the number of each episode's steps."""
     metrics: dict[str, float]
-    """Means over episodes: reward, steps_per_episode, and each logged metric over the episodes that
-    logged it. If the environment skips failed episodes, `lost` counts them.
+    """Means over episodes: reward, steps_per_episode, and each logged metric over the episodes that logged it. If the
+    environment skips failed episodes, `lost` counts them.
     """
     seconds: float
     """The wall time of the collect."""
@@ -92,8 +92,7 @@ class Collector:
     def __init__(self, policy: Policy, venv: VectorEnv, buffer: Buffer | None = None) -> None:
         """Prepare to collect.
 
-        buffer: from the policy's `make_buffer` for as many environments; None: no transition is
-            kept.
+        buffer: from the policy's `make_buffer` for as many environments; None: no transition is kept.
         Raise ConfigError if the buffer was made for another number of environments.
         """
         self.policy = policy
@@ -114,10 +113,9 @@ class Collector:
 
         n_episode: the number of episodes; None: until the seeds run out.
         explore: whether the policy is to explore.
-        on_progress: called with the episodes and steps of this collect so far, whenever an episode
-            ends.
-        Raise ConfigError if an environment is running an episode already, and SimulatorError if all
-        episodes were lost. An error loses the episodes that were collected before it.
+        on_progress: called with the episodes and steps of this collect so far, whenever an episode ends.
+        Raise ConfigError if an environment is running an episode already, and SimulatorError if all episodes were lost.
+        An error loses the episodes that were collected before it.
         """
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer
@@ -217,9 +215,7 @@ class Collector:
 
 
 def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
-    """Return the EpisodeStats of an environment whose episode ended. Raise ConfigError if it is
-    missing.
-    """
+    """Return the EpisodeStats of an environment whose episode ended. Raise ConfigError if it is missing."""
     try:
         return infos[env]["episode"]
     except KeyError:
@@ -231,8 +227,7 @@ def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
 def _result(
     episodes: Sequence[Any], n_steps: int, seconds: float, lost: tuple[EpisodeLost, ...], *, skips: bool
 ) -> CollectResult:
-    """Return the result of collected episodes. A logged metric is the mean over the episodes that
-    logged it.
+    """Return the result of collected episodes. A logged metric is the mean over the episodes that logged it.
 
     seconds: the wall time of the collect.
     skips: whether the number of lost episodes is a metric, `lost`.

@@ -4,11 +4,10 @@
         for order in queue:
             ...
 
-A `SeedPlan` in the process that made the queue decides the order. Threads of that process take
-items directly. Other processes, which get the queue by `fork` or as an argument, request one item
-after another over a socket. If such a process is killed, another consumer gets its item. This
-module knows no environments: a vectorised environment draws from a queue as from any other
-`SeedSource`.
+A `SeedPlan` in the process that made the queue decides the order. Threads of that process take items directly. Other
+processes, which get the queue by `fork` or as an argument, request one item after another over a socket. If such a
+process is killed, another consumer gets its item. This module knows no environments: a vectorised environment draws
+from a queue as from any other `SeedSource`.
 """
 
 from __future__ import annotations
@@ -63,14 +62,12 @@ class _UnreadableItem(NamedTuple):
 class DataQueue(Generic[T]):
     """Gives each item of a data set to one consumer, once in each pass.
 
-    `with` (or `activate`) starts the producers and lets other processes take part. Its end (or
-    `cleanup`) ends everything that was started. In one process and without producers, the queue
-    works outside of `with` too.
+    `with` (or `activate`) starts the producers and lets other processes take part. Its end (or `cleanup`) ends
+    everything that was started. In one process and without producers, the queue works outside of `with` too.
 
-    A consumer holds the item that it took last until it requests the next one, or ends. If its
-    process is killed, another consumer gets the item, so no item is lost and one may be worked on
-    twice. A consumer that had reached the end before does not get that item; iterate once more to
-    be sure that none is left.
+    A consumer holds the item that it took last until it requests the next one, or ends. If its process is killed,
+    another consumer gets the item, so no item is lost and one may be worked on twice. A consumer that had reached the
+    end before does not get that item; iterate once more to be sure that none is left.
     """
 
     def __init__(
@@ -88,12 +85,11 @@ class DataQueue(Generic[T]):
 
         repeat: the number of passes; -1: without end.
         shuffle: give each pass an order of its own, which `seed` and the pass's number decide.
-        producer_num_workers: processes that read items ahead, for data sets whose items are slow to
-            read. 0: the process that made the queue reads an item when a consumer takes it.
-        queue_maxsize: the most items that are read ahead, and the most that `put` adds before it
-            waits; 0: one for each CPU.
-        timeout_seconds: how long a consumer waits for an item before TimeoutError; None: without
-            limit.
+        producer_num_workers: processes that read items ahead, for data sets whose items are slow to read. 0: the
+            process that made the queue reads an item when a consumer takes it.
+        queue_maxsize: the most items that are read ahead, and the most that `put` adds before it waits; 0: one for each
+            CPU.
+        timeout_seconds: how long a consumer waits for an item before TimeoutError; None: without limit.
         """
         check_number("repeat", repeat, at_least=-1, whole=True)
         check_number("producer_num_workers", producer_num_workers, at_least=0, whole=True)
@@ -172,12 +168,11 @@ class DataQueue(Generic[T]):
     def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
         """Add an item, which is taken before the items of the data set.
 
-        The queue then ends only with `mark_as_done`. If `queue_maxsize` added items have not been
-        taken, wait until one is.
+        The queue then ends only with `mark_as_done`. If `queue_maxsize` added items have not been taken, wait until one
+        is.
         block: False does not wait.
         timeout_seconds: the longest wait; None: without limit.
-        Raise TimeoutError if the item could not be added in time, and ConfigError after
-        `mark_as_done`.
+        Raise TimeoutError if the item could not be added in time, and ConfigError after `mark_as_done`.
         """
         self._end.put(item, 0.0 if not block else timeout_seconds)
 
@@ -226,8 +221,8 @@ class DataQueue(Generic[T]):
 
     @classmethod
     def attach(cls, address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-        """Return the queue with this address: itself in the process that made it, elsewhere a
-        queue that connects to it.
+        """Return the queue with this address: itself in the process that made it, elsewhere a queue that connects to
+        it.
         """
         if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():
             return here
@@ -256,9 +251,7 @@ class DataQueue(Generic[T]):
 
 
 _ACTIVE: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
-"""The active queues of this process by address, so that a queue that is sent back unpickles to
-itself.
-"""
+"""The active queues of this process by address, so that a queue that is sent back unpickles to itself."""
 
 
 def active_queue(path: str) -> DataQueue[Any] | None:
@@ -267,9 +260,7 @@ def active_queue(path: str) -> DataQueue[Any] | None:
 
 
 def _attach(address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-    """Return a queue that is unpickled. At module level, because cloudpickle sends it
-    by its name.
-    """
+    """Return a queue that is unpickled. At module level, because cloudpickle sends it by its name."""
     return DataQueue.attach(address, timeout_seconds)
 
 
@@ -350,7 +341,6 @@ class _LocalQueue:
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` would return None now."""
         with self._changed:
             return self._nothing_left()
 
@@ -359,8 +349,8 @@ class _LocalQueue:
 
         An item that could not be read raises its error here, and stays in the plan.
         timeout_seconds: the longest wait; None: without limit.
-        Raise TimeoutError after it, DataQueueClosed if the queue is closed during the wait, and
-        ConfigError for a queue with producers that is not active.
+        Raise TimeoutError after it, DataQueueClosed if the queue is closed during the wait, and ConfigError for a queue
+        with producers that is not active.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
@@ -391,7 +381,6 @@ class _LocalQueue:
                     raise DataQueueClosed("the data queue was closed while a consumer waited for an item")
 
     def finish(self, seed: Seed[Any]) -> None:
-        """Mark a seed that a consumer holds as done."""
         with self._changed:
             if seed.number >= _PUT_FROM:
                 self._put_held.discard(seed.number)
@@ -425,13 +414,11 @@ class _LocalQueue:
             self._changed.notify_all()
 
     def mark_as_done(self) -> None:
-        """End the queue after the items that were read or put already."""
         with self._changed:
             self._done, self._open = True, False
             self._changed.notify_all()
 
     def _nothing_left(self) -> bool:
-        """Return whether no item is left and none can come, but for items that are given back."""
         of_dataset = self._ahead or self._requested or not (self._done or self._plan.exhausted)
         return not (of_dataset or self._put or self._open)
 
@@ -502,9 +489,7 @@ class _QueueServer:
         _SERVERS.add(self)
 
     def close(self) -> None:
-        """Close all connections and end the threads. Items that consumers hold count
-        as finished.
-        """
+        """Close all connections and end the threads. Items that consumers hold count as finished."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
@@ -519,7 +504,6 @@ class _QueueServer:
             self._folder.cleanup()
 
     def close_inherited(self) -> None:
-        """Close the descriptors that a fork inherited. The parent's stay open."""
         self._socket.close()
         for connection in list(self._connections):
             connection.close()
@@ -562,10 +546,9 @@ class _QueueServer:
     def _call(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
         """Call a method of the queue for a consumer and return its result.
 
-        what: the method's name, or "bye" from a consumer that ends by itself: its seeds are
-            finished.
-        held: the seeds that this consumer has taken and not finished, by number. It is updated, so
-            that they can be given back if the consumer dies.
+        what: the method's name, or "bye" from a consumer that ends by itself: its seeds are finished.
+        held: the seeds that this consumer has taken and not finished, by number. It is updated, so that they can be
+            given back if the consumer dies.
         """
         local = self._local
         if what == "take":
@@ -585,9 +568,7 @@ class _QueueServer:
 
 
 def _join(thread: threading.Thread, seconds: float | None = None) -> None:
-    """Join a thread, unless it is this one: a garbage collection may close a queue in
-    any thread.
-    """
+    """Join a thread, unless it is this one: a garbage collection may close a queue in any thread."""
     if thread is not threading.current_thread():
         thread.join(seconds)
 
@@ -597,10 +578,6 @@ _REMOTES: weakref.WeakSet[_RemoteQueue] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close the sockets that a fork inherited.
-
-    A connection whose end is open in another process too would not close when its consumer dies.
-    """
     for end in (*_SERVERS, *_REMOTES):
         end.close_inherited()
 
@@ -637,16 +614,13 @@ class _RemoteQueue:
         Finalize(self, _sign_off, (self._connection, self.pid), exitpriority=10)
 
     def close_inherited(self) -> None:
-        """Close the connection that a fork inherited. The parent's stays open."""
         self._connection.close()
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` would return None now."""
         return self._request("exhausted")
 
     def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        """Return the next seed, or None at the end. Mark the previous one as done."""
         if self._taken is not None:
             taken, self._taken = self._taken, None
             self.finish(taken)
@@ -654,23 +628,18 @@ class _RemoteQueue:
         return self._taken
 
     def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        """Return the next seed, or None at the end."""
         return self._request("take", timeout_seconds)
 
     def finish(self, seed: Seed[Any]) -> None:
-        """Mark a seed that this process holds as done."""
         self._request("finish", seed.number)
 
     def give_back(self, seed: Seed[Any]) -> None:
-        """Hand back a seed that this process holds."""
         self._request("give_back", seed.number)
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
-        """Add an item."""
         self._request("put", item, timeout_seconds)
 
     def mark_as_done(self) -> None:
-        """End the queue."""
         self._request("mark_as_done")
 
     def _request(self, what: str, *arguments: Any) -> Any:

@@ -45,11 +45,17 @@ class EnvWriter(Protocol):
         ...
 
     def on_env_reset(self, env_id: int, obs: Any, /) -> None:
-        """Called when an environment begins an episode. obs: its first observation."""
+        """Called when an environment begins an episode.
+
+        obs: its first observation.
+        """
         ...
 
     def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any], /) -> None:
-        """Called after each step, with its result. done: the episode has ended."""
+        """Called after each step, with its result.
+
+        done: the episode has ended.
+        """
         ...
 
     def log_episode(self, episode: EpisodeStats, /) -> None:

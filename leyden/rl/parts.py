@@ -1,14 +1,12 @@
 """The parts of a simulator agent: simulator, interpreters, reward and auxiliary information.
 
-A simulator is one trajectory; it knows its own state and how an action changes it. The state
-interpreter turns that state into the policy's observation, and the action interpreter turns the
-policy's action into the simulator's. The reward is a number for each step. None of them knows a
-policy, and interpreters and rewards hold no state of an episode.
+A simulator is one trajectory; it knows its own state and how an action changes it. The state interpreter turns that
+state into the policy's observation, and the action interpreter turns the policy's action into the simulator's. The
+reward is a number for each step. None of them knows a policy, and interpreters and rewards hold no state of an episode.
 
-To write a part, subclass its class here; `leyden.rl.check_simulator` runs a trajectory and reports
-what is wrong. `EnvWrapper` sets a weak reference to itself in each part, so a part belongs to one
-environment at a time: the last one that was made with it. A part that is copied or sent to another
-process arrives without the reference.
+To write a part, subclass its class here; `leyden.rl.check_simulator` runs a trajectory and reports what is wrong.
+`EnvWrapper` sets a weak reference to itself in each part, so a part belongs to one environment at a time: the last one
+that was made with it. A part that is copied or sent to another process arrives without the reference.
 """
 
 from __future__ import annotations
@@ -87,13 +85,16 @@ class EnvComponent:
 class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]):
     """One trajectory. There is no reset: a new trajectory is a new instance.
 
-    Only `step` changes the simulator; its environment reads `get_state()` and `done()`. `env` is
-    set after `__init__` and before any other call. It has `self.env.logger`, which logs values, and
-    `self.env.status`, which describes the episode so far.
+    Only `step` changes the simulator; its environment reads `get_state()` and `done()`. `env` is set after `__init__`
+    and before any other call. It has `self.env.logger`, which logs values, and `self.env.status`, which describes the
+    episode so far.
     """
 
     def __init__(self, initial: InitialStateType) -> None:
-        """Begin a trajectory. initial: an item of the data set."""
+        """Begin a trajectory.
+
+        initial: an item of the data set.
+        """
 
     @abstractmethod
     def step(self, action: ActType) -> None:
@@ -110,8 +111,8 @@ class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]
     def truncated(self) -> bool:
         """Return whether a limit (of time, of data) ended the trajectory, and not the task.
 
-        The last state of such a trajectory still has a value to bootstrap from. True ends the
-        trajectory, even if `done()` is False.
+        The last state of such a trajectory still has a value to bootstrap from. True ends the trajectory, even if
+        `done()` is False.
         """
         return False
 
@@ -119,8 +120,8 @@ class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]
 class Interpreter(EnvComponent, ABC):
     """The base of interpreters, which translate between simulator and policy.
 
-    Each observation and action is checked against a space. The check is compiled when the space is
-    first used, so the space must not change afterwards.
+    Each observation and action is checked against a space. The check is compiled when the space is first used, so the
+    space must not change afterwards.
     """
 
     _check: Callable[[Any], None] | None = None
@@ -132,8 +133,8 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
     strict: bool = True
     """Whether an observation outside the space's bounds is an error.
 
-    If False, observations are cast to the space's dtype, and the first one outside the bounds logs
-    a warning. NaN and other shapes are errors in either case. A class or an instance may set it.
+    If False, observations are cast to the space's dtype, and the first one outside the bounds logs a warning. NaN and
+    other shapes are errors in either case. A class or an instance may set it.
     """
     _conformer: Conformer | None = None
 
@@ -144,9 +145,7 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
 
     @abstractmethod
     def interpret(self, simulator_state: StateType) -> ObsType:
-        """Return the observation of a state. Make a new object each time, because buffers
-        keep it.
-        """
+        """Return the observation of a state. Make a new object each time, because buffers keep it."""
 
     @final
     def __call__(self, simulator_state: StateType) -> ObsType:
@@ -189,7 +188,10 @@ class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType])
 
     @abstractmethod
     def interpret(self, simulator_state: StateType, action: PolicyActType) -> ActType:
-        """Return the simulator's action. simulator_state: the state before the action."""
+        """Return the simulator's action.
+
+        simulator_state: the state before the action.
+        """
 
     @final
     def __call__(self, simulator_state: StateType, action: PolicyActType) -> ActType:
@@ -227,7 +229,10 @@ class RewardCombination(Reward[StateType]):
     """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward[StateType], float]]) -> None:
-        """Keep the parts. rewards: the reward and its weight, by name."""
+        """Keep the parts.
+
+        rewards: the reward and its weight, by name.
+        """
         self.rewards = dict(rewards)
 
     def reward(self, simulator_state: StateType) -> float:
@@ -250,9 +255,7 @@ class AuxiliaryInfoCollector(EnvComponent, ABC, Generic[StateType, AuxInfoType])
 
     @abstractmethod
     def collect(self, simulator_state: StateType) -> AuxInfoType:
-        """Return the values of a state. If environments run in worker processes, they must be
-        picklable.
-        """
+        """Return the values of a state. If environments run in worker processes, they must be picklable."""
 
     @final
     def __call__(self, simulator_state: StateType) -> AuxInfoType:

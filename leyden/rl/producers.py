@@ -75,8 +75,8 @@ class Producers:
     def receive(self) -> Any:
         """Wait for the oldest requested item that was not received yet, and return it.
 
-        Raise the error that reading the item raised, SimulatorError if the item has killed three
-        producers, and DataQueueClosed after `close`.
+        Raise the error that reading the item raised, SimulatorError if the item has killed three producers, and
+        DataQueueClosed after `close`.
         """
         producer = self._producers[self._received % len(self)]
         deaths = 0
@@ -130,7 +130,6 @@ class _Producer:
         return pickle.loads(data)
 
     def restart(self) -> None:
-        """Replace the process by a new one, and request all undelivered items from it."""
         self.child.close()
         self.child = self._start()
         for index in self.pending:
@@ -141,9 +140,6 @@ class _Producer:
 
 
 def _produce(parent: Parent, packed: bytes) -> None:
-    """Read items until the parent closes the connection. This function runs in a
-    producer process.
-    """
     end_with_parent(parent.pid)
     dataset = pickle.loads(packed)
     with contextlib.suppress(EOFError, OSError):

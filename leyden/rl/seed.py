@@ -1,10 +1,9 @@
 """Seeds: the initial states of episodes, each of which is taken exactly once.
 
-A `SeedPlan` is an order over the items of a data set and a position in it. It lives in the process
-that hands out seeds and sends items to workers. So processes share nothing, the end of the plan is
-known at once, the seed of a lost worker is taken again, and a checkpoint needs only a few numbers.
-`leyden.rl.data_queue` serves consumers in other processes. This module knows no environment. To
-draw seeds from elsewhere, implement `SeedSource`.
+A `SeedPlan` is an order over the items of a data set and a position in it. It lives in the process that hands out seeds
+and sends items to workers. So processes share nothing, the end of the plan is known at once, the seed of a lost worker
+is taken again, and a checkpoint needs only a few numbers. `leyden.rl.data_queue` serves consumers in other processes.
+This module knows no environment. To draw seeds from elsewhere, implement `SeedSource`.
 """
 
 from __future__ import annotations
@@ -210,7 +209,6 @@ class SeedPlan(Generic[T]):
         return index
 
     def _index(self) -> int:
-        """Return the index of the item at the plan's position."""
         if not self._shuffle:
             return self._cursor
         if self._order is None or self._order[0] != self._pass:
@@ -270,10 +268,10 @@ def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
     """Return a source of seeds.
 
-    seeds: a `SeedPlan` or `DataQueue`, which is returned itself; a sequence, for one pass in order;
-        any other iterable; or None, for an endless source of seeds without an item.
-    entropy: the `Seed.entropy` of an iterable's and an endless source's seeds. It is not used for a
-        plan, a queue and a sequence.
+    seeds: a `SeedPlan` or `DataQueue`, which is returned itself; a sequence, for one pass in order; any other iterable;
+        or None, for an endless source of seeds without an item.
+    entropy: the `Seed.entropy` of an iterable's and an endless source's seeds. It is not used for a plan, a queue and a
+        sequence.
     Raise ConfigError for any other object.
     """
     if seeds is None:

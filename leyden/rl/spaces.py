@@ -1,10 +1,9 @@
 """Check that a sample is in a space: a fast `space.contains`, whose error names the wrong part.
 
-`checker(space)` returns a check that accepts exactly the samples that `space.contains` accepts. For
-Dict and Tuple it checks part by part, as Qlib does. Arrays and integers of the space's own dtype
-take a fraction of the time. The check is compiled for Box, Discrete, MultiDiscrete, MultiBinary,
-Dict and Tuple; for other spaces, subclasses and unusual samples it calls `space.contains`. To make
-another space fast, add a line to `_COMPILERS`.
+`checker(space)` returns a check that accepts exactly the samples that `space.contains` accepts. For Dict and Tuple it
+checks part by part, as Qlib does. Arrays and integers of the space's own dtype take a fraction of the time. The check
+is compiled for Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple; for other spaces, subclasses and unusual
+samples it calls `space.contains`. To make another space fast, add a line to `_COMPILERS`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ class GymSpaceValidationError(LeydenError, ValueError):
     """
 
     def __init__(self, message: str, space: AnySpace, sample: Any) -> None:
-        """Keep all three arguments as attributes. sample: what is not in `space`."""
+        """Keep all three arguments as attributes.
+
+        sample: what is not in `space`.
+        """
         super().__init__(message, space, sample)
         self.message = message
         self.space = space
@@ -50,18 +52,17 @@ def checker(space: AnySpace) -> Check:
 
 
 class Conformer:
-    """A lenient check for other packages' environments. It casts samples to the space's dtype, and
-    lets them leave the bounds of a Box.
+    """A lenient check for other packages' environments. It casts samples to the space's dtype, and lets them leave the
+    bounds of a Box.
 
-    `note` describes the first sample that left the bounds. Other shapes, NaN, and numbers that the
-    cast would change by more than the precision of floats raise GymSpaceValidationError.
+    `note` describes the first sample that left the bounds. Other shapes, NaN, and numbers that the cast would change by
+    more than the precision of floats raise GymSpaceValidationError.
     """
 
     def __init__(self, space: AnySpace) -> None:
         self.space = space
         self.note: str | None = None
-        """A description of the first sample outside the bounds, until the reader sets
-        it to None."""
+        """A description of the first sample outside the bounds, until the reader sets it to None."""
         self._check = checker(space)
 
     def __call__(self, sample: Any) -> Any:
@@ -104,8 +105,7 @@ class _NumberConformer(Conformer):
     def _cast(self, sample: Any) -> Any:
         """Return a number or an array in the space's dtype.
 
-        Raise GymSpaceValidationError for anything else, and for integers that the cast would
-        change.
+        Raise GymSpaceValidationError for anything else, and for integers that the cast would change.
         """
         array = np.asarray(sample)
         if array.dtype.kind not in "biuf":
@@ -277,9 +277,7 @@ def _multi_discrete(space: AnySpace) -> Check:
 
 
 def _multi_binary(space: AnySpace) -> Check:
-    """Return the check of a MultiBinary, quick for arrays of int8, which its own
-    `sample` returns.
-    """
+    """Return the check of a MultiBinary, quick for arrays of int8, which its own `sample` returns."""
     shape, ask = space.shape, _contained(space)
 
     def check(x: Any) -> None:

@@ -6,8 +6,8 @@
 - `serving_app`: the session over HTTP.
 - `continual`: learning while serving: a canary, promotion and rollback.
 
-The package uses stores, gateways and algorithms through their public interfaces. To add a way to
-choose a version, add a field to `AssignmentRule`.
+The package uses stores, gateways and algorithms through their public interfaces. To add a way to choose a version, add
+a field to `AssignmentRule`.
 """
 
 from leyden.serving.assignment import CONTROL, Assigned, Assignment, AssignmentRule, place_of

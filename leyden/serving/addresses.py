@@ -24,18 +24,18 @@ _REFUSED = "has another live_key, so it would refuse all calls; give it and the 
 
 
 class ModelAddresses:
-    """Gives the resources of each request the gateway's address, or the models' own addresses while
-    the gateway is away.
+    """Gives the resources of each request the gateway's address, or the models' own addresses while the gateway is
+    away.
 
     `resources` may be called from any thread. `watch` runs in one event loop until it is cancelled.
     """
 
     def __init__(self, gateway: str, own: Mapping[str, LLM] | None, *, claim: str) -> None:
         """gateway: its address, with or without `/v1`.
-        own: the models' own addresses by model name, for the time without the gateway; None: while
-            the gateway is away, requests fail.
-        claim: any claim that the session has signed. Checks send it, because a gateway with another
-            live key refuses every call of the session.
+        own: the models' own addresses by model name, for the time without the gateway; None: while the gateway is away,
+            requests fail.
+        claim: any claim that the session has signed. Checks send it, because a gateway with another live key refuses
+            every call of the session.
         """
         self._gateway = gateway.rstrip("/").removesuffix("/v1")
         self._own = own
@@ -49,12 +49,12 @@ class ModelAddresses:
         return self._why is not None
 
     def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
-        """Return a copy of the resources with addresses for their models, and whether the calls
-        will be recorded (by the gateway).
+        """Return a copy of the resources with addresses for their models, and whether the calls will be recorded (by
+        the gateway).
 
         claim: the signed claim of the rollout.
-        Raise GatewayError if the gateway is away and no own addresses were given, ConfigError if
-        they lack one of the models.
+        Raise GatewayError if the gateway is away and no own addresses were given, ConfigError if they lack one of the
+        models.
         """
         if self._why is None:
             return {name: self._at_gateway(resource, claim) for name, resource in resources.items()}, True
@@ -90,9 +90,7 @@ class ModelAddresses:
         self._why = why
 
     def _at_gateway(self, resource: ResourceUnion, claim: str) -> ResourceUnion:
-        """Return a copy of a resource; a model's copy has the gateway's address with the rollout's
-        claim.
-        """
+        """Return a copy of a resource; a model's copy has the gateway's address with the rollout's claim."""
         if not isinstance(resource, LLM):
             return resource.model_copy()
         return LLM(
@@ -103,8 +101,8 @@ class ModelAddresses:
         )
 
     def _at_own_address(self, resource: ResourceUnion, version: VersionKey) -> ResourceUnion:
-        """Return a copy of a resource; a model's copy has the model's own address. Raise
-        ConfigError if `models=` lacks it.
+        """Return a copy of a resource; a model's copy has the model's own address. Raise ConfigError if `models=` lacks
+        it.
         """
         if not isinstance(resource, LLM):
             return resource.model_copy()

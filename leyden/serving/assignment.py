@@ -1,9 +1,8 @@
-"""Choose the version that a request runs with: pure functions of the request, the rules and the
-labels.
+"""Choose the version that a request runs with: pure functions of the request, the rules and the labels.
 
-The module knows labels by name, and no store. A user's place between 0 and 100 is a keyed hash, so
-a user stays in one arm, in every process that has the key, and no user can choose the arm. Requests
-without a user would all have one place, so they stay with the control.
+The module knows labels by name, and no store. A user's place between 0 and 100 is a keyed hash, so a user stays in one
+arm, in every process that has the key, and no user can choose the arm. Requests without a user would all have one
+place, so they stay with the control.
 """
 
 from __future__ import annotations
@@ -49,22 +48,20 @@ _NOBODY = frozenset(
 )
 """Texts in lower case and without white space that programs give for a user who is not there.
 
-A number such as "0" or "-1" is none of them, because it is the id of a user where users are
-counted. Where it is a constant, its share of the requests shows it (`Users`)."""
+A number such as "0" or "-1" is none of them, because it is the id of a user where users are counted. Where it is a
+constant, its share of the requests shows it (`Users`)."""
 _SHOWN = 100
 """The characters at the beginning of a user's id that are looked at for a name."""
 _BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 """Characters that Unicode counts as letters or symbols, and that show nothing."""
 _WINDOW, _LEAST, _LARGEST_SHARE = 1000, 200, 0.5
-"""The latest requests that are looked at, from how many on, and the share of one user from which on
-the user's id is taken for a constant."""
+"""The latest requests that are looked at, from how many on, and the share of one user from which on the user's id is
+taken for a constant."""
 
 
 @dataclass(frozen=True)
 class AssignmentRule:
-    """The labels and the policy for requests of one kind. Of several rules the first that fits a
-    request applies.
-    """
+    """The labels and the policy for requests of one kind. Of several rules the first that fits a request applies."""
 
     task_type: str | None = None
     """The task type that the rule is for; None for any."""
@@ -75,8 +72,8 @@ class AssignmentRule:
     canary: str = "canary"
     """The label of the version that a share of the users gets."""
     policy: str | None = None
-    """A name, of your choice, of the optimisation policy that learns from such requests. It is
-    recorded with each rollout."""
+    """A name, of your choice, of the optimisation policy that learns from such requests. It is recorded with each
+    rollout."""
 
     def fits(self, task_type: str | None, quality: float | None) -> bool:
         """Return whether the rule is for a request with this task type and required quality."""
@@ -91,11 +88,10 @@ class CanaryShare:
     share: float
     """The share of the users who get the version, in (0, 1)."""
     salt: str
-    """Part of the hash that decides which users get the version. Another salt chooses other
-    users."""
+    """Part of the hash that decides which users get the version. Another salt chooses other users."""
     until: float | None = None
-    """The release's deadline, in Unix seconds. From then on all users get the version in
-    production, even if no controller runs that could end the release."""
+    """The release's deadline, in Unix seconds. From then on all users get the version in production, even if no
+    controller runs that could end the release."""
 
 
 @dataclass(frozen=True)
@@ -113,24 +109,22 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Assignment:
-    """How requests are assigned to versions: the share of users that the canary gets, and rules by
-    task type.
+    """How requests are assigned to versions: the share of users that the canary gets, and rules by task type.
 
     Raise ConfigError for a share that leaves the control less than `min_control_percent`.
     """
 
     canary_percent: float = 0.0
-    """The share of users, from 0 to 100, who get a canary that belongs to no release. A release has
-    its own share and salt."""
+    """The share of users, from 0 to 100, who get a canary that belongs to no release. A release has its own share and
+    salt."""
     min_control_percent: float = 1.0
-    """The share of users, in percent, that always stays with the control, so that there is a group
-    to compare with. Above 0."""
+    """The share of users, in percent, that always stays with the control, so that there is a group to compare with.
+    Above 0."""
     rules: Sequence[AssignmentRule] = field(default_factory=lambda: (AssignmentRule(),))
     """The rules, of which the first that fits a request applies."""
     salt: str = ""
-    """Part of the hash that decides which users get a canary. Give each experiment its own salt to
-    draw other users; with the same salt the same users get every canary first. A release has a salt
-    of its own."""
+    """Part of the hash that decides which users get a canary. Give each experiment its own salt to draw other users;
+    with the same salt the same users get every canary first. A release has a salt of its own."""
 
     def __post_init__(self) -> None:
         check_number("min_control_percent", self.min_control_percent, above=0, at_most=100)
@@ -159,8 +153,8 @@ class Assignment:
         key: the secret of the hash.
         user: the user's id; None gets no canary.
         labels: the version of each label.
-        shares: the shares of users for the canaries of releases, by version. At least
-            `min_control_percent` stay with the control.
+        shares: the shares of users for the canaries of releases, by version. At least `min_control_percent` stay with
+            the control.
         now: in Unix seconds; None: the present time.
         task_type, quality: the request's, by which the rule is chosen.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
@@ -181,8 +175,9 @@ class Assignment:
         return Assigned(CONTROL, rule.label, labels[rule.label], rule.policy)
 
     def _has_canary(self, key: str, user: str, given: CanaryShare | None, now: float | None) -> bool:
-        """Return whether a user gets the canary. given: its release's share; None: it has no
-        release.
+        """Return whether a user gets the canary.
+
+        given: its release's share; None: it has no release.
         """
         if given is None:
             return place_of(key, user, self.salt) < self.canary_percent
@@ -192,8 +187,8 @@ class Assignment:
 
 
 class Users:
-    """Tells requests of users from requests without one, and warns of ids that are no user's. All
-    methods may be called from any thread.
+    """Tells requests of users from requests without one, and warns of ids that are no user's. All methods may be called
+    from any thread.
     """
 
     def __init__(self) -> None:
@@ -205,8 +200,8 @@ class Users:
         """What was warned of: placeholders in lower case, and "share"."""
 
     def identify(self, user: object) -> str | None:
-        """Return the user's id in Unicode's composed form, so that one user has one arm in every
-        spelling; None if it names nobody. Raise ConfigError for a value that is no text.
+        """Return the user's id in Unicode's composed form, so that one user has one arm in every spelling; None if it
+        names nobody. Raise ConfigError for a value that is no text.
         """
         if user is None:
             return None
@@ -250,7 +245,6 @@ class Users:
                 del self._counts[oldest]
 
     def _warn(self, about: str, message: str, *arguments: object) -> None:
-        """Log a warning once."""
         with self._lock:
             if about in self._warned or len(self._warned) > len(_NOBODY) + 1:
                 return
@@ -264,16 +258,12 @@ def _is_visible(char: str) -> bool:
 
 
 def user_hash(key: str, user: str) -> str:
-    """Return the pseudonym of a user for records: equal for equal users, and irreversible without
-    `key`.
-    """
+    """Return the pseudonym of a user for records: equal for equal users, and irreversible without `key`."""
     return hmac.digest(key.encode(), f"leyden user\x1e{user}".encode(errors="surrogatepass"), "sha256").hex()[:32]
 
 
 def place_of(key: str, user: str, salt: str = "") -> float:
-    """Return a user's place in [0, 100): equal for equal arguments, uniform over users
-    (HMAC-SHA256, 53 bits).
-    """
+    """Return a user's place in [0, 100): equal for equal arguments, uniform over users (HMAC-SHA256, 53 bits)."""
     digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(errors="surrogatepass"), "sha256")
     # 53 of the 64 bits, because a float holds no more.
     return 100.0 * (int.from_bytes(digest[:8], "big") >> 11) / 2**53

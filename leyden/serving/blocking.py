@@ -4,9 +4,9 @@
     for rollout in store.dequeue_rollout():
         ...
 
-`BlockingStore` runs every method of the store that it was given, and waits for the result. Only the
-few methods below differ, in forms that suit a loop. `BlockingAlgorithm.optimize` trains on recorded
-spans. The module knows no gateway and no session.
+`BlockingStore` runs every method of the store that it was given, and waits for the result. Only the few methods below
+differ, in forms that suit a loop. `BlockingAlgorithm.optimize` trains on recorded spans. The module knows no gateway
+and no session.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _CANARY, _PRODUCTION = "canary", "production"
 
 
 class QueuedRollout(AttemptedRollout):
-    """A claimed rollout with two shorter names, `id` and `group`, for a loop that runs the
-    queue.
-    """
+    """A claimed rollout with two shorter names, `id` and `group`, for a loop that runs the queue."""
 
     @property
     def id(self) -> str:
@@ -53,11 +51,11 @@ class QueuedRollout(AttemptedRollout):
 
 
 class BlockingStore:
-    """A store whose methods block until they are done. They may be called from any thread, also
-    under a running event loop.
+    """A store whose methods block until they are done. They may be called from any thread, also under a running event
+    loop.
 
-    Methods that are not listed here have the arguments and the results of `LightningStore`, without
-    `await`. `close`, or the end of `with`, closes the store that was given.
+    Methods that are not listed here have the arguments and the results of `LightningStore`, without `await`. `close`,
+    or the end of `with`, closes the store that was given.
     """
 
     def __init__(self, store: LightningStore) -> None:
@@ -86,9 +84,8 @@ class BlockingStore:
     ) -> Generator[QueuedRollout, None, None]:
         """Claim rollouts one after the other, until the queue has had none for `timeout_seconds`.
 
-        A rollout succeeds when the loop requests the next one, unless `update_attempt` has ended
-        its attempt. If the loop is left by `break` or an error, the current rollout returns to the
-        queue.
+        A rollout succeeds when the loop requests the next one, unless `update_attempt` has ended its attempt. If the
+        loop is left by `break` or an error, the current rollout returns to the queue.
         """
         while (claimed := self._call("dequeue_rollout", worker_id, timeout_seconds=timeout_seconds)) is not None:
             attempt = cast(AttemptedRollout, claimed).attempt
@@ -126,8 +123,8 @@ class BlockingStore:
     def poll_new_spans(self, *, timeout_seconds: float = 0.0) -> list[Span]:
         """Return all spans that are new since the last call, in order of arrival.
 
-        Waits up to `timeout_seconds` for the first one. The store object that was given keeps the
-        position, in memory, so a second `BlockingStore` of it continues there.
+        Waits up to `timeout_seconds` for the first one. The store object that was given keeps the position, in memory,
+        so a second `BlockingStore` of it continues there.
         """
         found: list[Span] = []
         while page := self._call("poll_new_spans", timeout_seconds=0.0 if found else timeout_seconds).spans:
@@ -137,9 +134,9 @@ class BlockingStore:
     def get_latest_resources(self) -> NamedResources | None:
         """Return the resources with the label `production` by name, as an agent receives them.
 
-        While no version has the label, return those written last; None if there are none. So a
-        version that is only tried, such as a canary, is never taken for the released one. The
-        method of `LightningStore` with this name knows no labels.
+        While no version has the label, return those written last; None if there are none. So a version that is only
+        tried, such as a canary, is never taken for the released one. The method of `LightningStore` with this name
+        knows no labels.
         """
         return _named(self._call("get_labelled_resources", _PRODUCTION) or self._call("get_latest_resources"))
 
@@ -153,9 +150,8 @@ class BlockingStore:
     def get_optimized_resources(self, group: str | None = None) -> NamedResources:
         """Return the released resources of a group by name, as an agent receives them.
 
-        group: a label, such as an arm. None means `canary`, and `control` means `production`. If no
-            version has the label, as after the end of a canary, the version with the label
-            `production` is returned.
+        group: a label, such as an arm. None means `canary`, and `control` means `production`. If no version has the
+            label, as after the end of a canary, the version with the label `production` is returned.
         Raise UnknownResources if no version has the label `production` either.
         """
         label = _PRODUCTION if group == CONTROL else group or _CANARY
@@ -168,7 +164,10 @@ class BlockingStore:
         return found.resources
 
     def watch_spans(self, **options: Any) -> Generator[Span, None, None]:
-        """Yield spans as they arrive, for ever. options: those of `LightningStore.watch_spans`."""
+        """Yield spans as they arrive, for ever.
+
+        options: those of `LightningStore.watch_spans`.
+        """
         spans: AsyncGenerator[Span] = self._store.watch_spans(**options)
         try:
             while True:
@@ -187,9 +186,7 @@ class BlockingStore:
         return self._blocking(getattr(self._store, name))(*args, **kwargs)
 
     def _blocking(self, method: Any) -> Any:
-        """Return a blocking function that runs a store's method, asynchronous or not, in the
-        store's thread.
-        """
+        """Return a blocking function that runs a store's method, asynchronous or not, in the store's thread."""
 
         async def called(*args: Any, **kwargs: Any) -> Any:
             result = method(*args, **kwargs)
@@ -204,8 +201,7 @@ class BlockingStore:
 class BlockingAlgorithm:
     """An algorithm that learns from recorded spans each time `optimize` is called.
 
-    It trains in a store of its own, in memory, so that no process that serves users claims its
-    rollouts.
+    It trains in a store of its own, in memory, so that no process that serves users claims its rollouts.
     """
 
     def __init__(self, algorithm: Any, agent: LitAgent[Any], store: BlockingStore, **options: Any) -> None:
@@ -218,14 +214,12 @@ class BlockingAlgorithm:
         self._algorithm, self._agent, self._recorded, self._options = algorithm, agent, store, options
 
     def optimize(self, new_data: Sequence[Span]) -> NamedResources:
-        """Train on recorded spans until the algorithm has ended, and return the resources that it
-        has found.
+        """Train on recorded spans until the algorithm has ended, and return the resources that it has found.
 
-        The tasks of the spans' rollouts, each once, are both the training and the validation data
-        set. The training store gets the rollouts with these spans, so that an algorithm can read
-        recorded rewards and calls from it. An `@algo` function returns the resources; the other
-        algorithms' results name them. Raise the algorithm's error, or ConfigError if its result
-        has no resources.
+        The tasks of the spans' rollouts, each once, are both the training and the validation data set. The training
+        store gets the rollouts with these spans, so that an algorithm can read recorded rewards and calls from it. An
+        `@algo` function returns the resources; the other algorithms' results name them. Raise the algorithm's error, or
+        ConfigError if its result has no resources.
         """
         spans: dict[str, list[Span]] = {}
         for span in new_data:
@@ -242,21 +236,17 @@ class BlockingAlgorithm:
             return self._resources_of(fit.result, training)
 
     def _datasets(self) -> list[str]:
-        """Return the names of the data sets that the algorithm takes; of a function, those that are
-        among its parameters.
-        """
         names = ["train_dataset", "val_dataset"]
         if not isinstance(self._algorithm, FunctionalAlgorithm):
             return names
         return [name for name in names if name in inspect.signature(self._algorithm.function).parameters]
 
     def _initial(self) -> NamedResources | None:
-        """Return the resources to begin with."""
         return self._recorded.get_latest_resources()
 
     def _resources_of(self, result: Any, training: BlockingStore) -> NamedResources:
-        """Return the resources of an algorithm's result: the result itself if it is a mapping, else
-        the stored ones with the result's `resources_id` and `version`.
+        """Return the resources of an algorithm's result: the result itself if it is a mapping, else the stored ones
+        with the result's `resources_id` and `version`.
         """
         if isinstance(result, Mapping):
             return dict(cast(NamedResources, result))
@@ -270,7 +260,6 @@ class BlockingAlgorithm:
 
 
 def _copy(training: BlockingStore, rollout: Rollout, spans: Sequence[Span]) -> None:
-    """Add a recorded rollout, the attempt of its last span, and its spans to the training store."""
     ids = {"rollout_id": rollout.rollout_id, "attempt_id": spans[-1].attempt_id}
     training.start_rollout(rollout.input, mode=rollout.mode, group_id=rollout.group_id, arm=rollout.arm, **ids)
     training.add_span(rollout.rollout_id, spans)

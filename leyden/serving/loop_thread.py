@@ -1,5 +1,4 @@
-"""`LoopThread`: an event loop in a thread of its own, for objects whose methods do not use
-`await`."""
+"""`LoopThread`: an event loop in a thread of its own, for objects whose methods do not use `await`."""
 
 from __future__ import annotations
 
@@ -15,14 +14,16 @@ class LoopThread:
     """Runs coroutines for callers in any other thread, until `stop`."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread. name: the thread's name."""
+        """Start the thread.
+
+        name: the thread's name.
+        """
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread. Block until it ends, and return its result or raise its
-        error.
+        """Run a coroutine in the thread. Block until it ends, and return its result or raise its error.
 
         Ctrl-C in the calling thread cancels the coroutine.
         """
@@ -40,9 +41,7 @@ class LoopThread:
             self._thread.join()
 
     def _run(self) -> None:
-        """Run the event loop until `stop`, then cancel its tasks and close it. This is the body of
-        the thread.
-        """
+        """Run the event loop until `stop`, then cancel its tasks and close it. This is the body of the thread."""
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()

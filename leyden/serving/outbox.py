@@ -1,13 +1,12 @@
 """`Outbox`: delivers a session's records to the store.
 
-A record is in a file when `put` returns, so it survives the death of the process. It is delivered
-in the background: once each, in order, also by the next process with this file. While the store is
-away or full, records wait. Feedback about a rollout that the store does not know waits elsewhere
-(`unknown`), and so does a record that the store fails on or refuses (`SetAside`). The module knows
-feedback and live rollouts, and nothing of labels, gateways or HTTP.
+A record is in a file when `put` returns, so it survives the death of the process. It is delivered in the background:
+once each, in order, also by the next process with this file. While the store is away or full, records wait. Feedback
+about a rollout that the store does not know waits elsewhere (`unknown`), and so does a record that the store fails on
+or refuses (`SetAside`). The module knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
 
-What a store would refuse is refused by `put`, and so is a record that would crowd out the others:
-one that is too large, or feedback beyond its share whose rollout no signed claim proves.
+What a store would refuse is refused by `put`, and so is a record that would crowd out the others: one that is too
+large, or feedback beyond its share whose rollout no signed claim proves.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _LINGER_SECONDS = 0.05
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _RECORD_PART, _UNPROVEN_PART = 8, 4
-"""The file's largest size, divided by that of one record, and by that of feedback without a proven
-rollout."""
+"""The file's largest size, divided by that of one record, and by that of feedback without a proven rollout."""
 _LEAST_BYTES = 64 * 2**10
 """What one record, and feedback without a proven rollout, may take in a small file."""
 _TRIES = 5
@@ -88,17 +86,17 @@ class Outbox:
 
     @property
     def refused(self) -> int:
-        """How many records were dropped: the store did not know their rollouts for long, or refused
-        them while the file for refused ones was full.
+        """How many records were dropped: the store did not know their rollouts for long, or refused them while the file
+        for refused ones was full.
         """
         return self._refused + self.unknown.dropped
 
     def put(self, record: OutboxRecord) -> None:
         """Write a record to the file, from which it is sent to the store.
 
-        Raise ConfigError for a record that no store takes, or that is larger than an eighth of the
-        file may be. Raise StoreError if the file has its largest size, or feedback without a proven
-        rollout a quarter of it, GatewayError if the file cannot be written (a full disk).
+        Raise ConfigError for a record that no store takes, or that is larger than an eighth of the file may be. Raise
+        StoreError if the file has its largest size, or feedback without a proven rollout a quarter of it, GatewayError
+        if the file cannot be written (a full disk).
         """
         if isinstance(record, Feedback):
             check_feedback(record)
@@ -129,9 +127,7 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def wait_until_empty(self, seconds: float) -> bool:
-        """Block until all records are delivered, for at most `seconds`, and return whether they
-        are.
-        """
+        """Block until all records are delivered, for at most `seconds`, and return whether they are."""
         return self._empty.wait(seconds)
 
     async def deliver(self) -> None:
@@ -191,13 +187,11 @@ class Outbox:
             self._note_empty()
 
     def _wait_for_store(self, error: Exception) -> None:
-        """Note that the store does not take records, and log it the first time."""
         if self.store_error is None:
             logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
         self.store_error = str(error) or type(error).__name__
 
     def _wait_for_rollouts(self, unknown: list[OutboxRecord]) -> list[OutboxRecord]:
-        """Move feedback about unknown rollouts to its own file; return what does not fit."""
         try:
             return unknown[self.unknown.add([self._spool.line_of(record) for record in unknown]) :]
         except GatewayError as error:
@@ -205,8 +199,8 @@ class Outbox:
             return unknown
 
     def _set_aside(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
-        """Move records that the store fails on or refuses to their own file. If they do not fit,
-        drop the refused ones, and return the others.
+        """Move records that the store fails on or refuses to their own file. If they do not fit, drop the refused ones,
+        and return the others.
         """
         if not failed:
             return []
@@ -224,8 +218,8 @@ class Outbox:
         return [record for record, error in left if not is_refusal(error)]
 
     def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
-        """Remove the first `count` records, and append those of `later` behind the others. Return
-        False, and change nothing, if the disk has no room for them.
+        """Remove the first `count` records, and append those of `later` behind the others. Return False, and change
+        nothing, if the disk has no room for them.
 
         The file's largest size does not apply, because these records were within it already.
         """
@@ -238,16 +232,16 @@ class Outbox:
         return True
 
     async def _write(self, batch: list[OutboxRecord]) -> _Written:
-        """Write records to the store, and return those that it does not take. Raise the store's
-        error if it is away or full.
+        """Write records to the store, and return those that it does not take. Raise the store's error if it is away or
+        full.
         """
         written = _Written()
         await self._write_into(written, batch)
         return written
 
     async def _write_into(self, written: _Written, records: list[OutboxRecord]) -> None:
-        """Write records together, or in smaller parts if that fails, so that a bad one does not
-        take its siblings along. Their order stays, because the last feedback of a source counts.
+        """Write records together, or in smaller parts if that fails, so that a bad one does not take its siblings
+        along. Their order stays, because the last feedback of a source counts.
         """
         try:
             return await self._add(records)
@@ -263,9 +257,8 @@ class Outbox:
             await self._write_into(written, part)
 
     async def _write_late(self, record: OutboxRecord) -> None:
-        """Write feedback whose rollout the store did not know, or set it aside if the store fails
-        on it. Raise UnknownRollout if the rollout is still unknown, and the store's error if the
-        store is away or full.
+        """Write feedback whose rollout the store did not know, or set it aside if the store fails on it. Raise
+        UnknownRollout if the rollout is still unknown, and the store's error if the store is away or full.
         """
         written = await self._write([record])
         if written.unknown:
@@ -274,14 +267,13 @@ class Outbox:
             raise StoreError(f"{self._store.url} fails on feedback about rollout {record.rollout_id!r}")
 
     async def _retry(self, record: OutboxRecord) -> bool:
-        """Write a record that was set aside. Return whether it stays there. Raise the store's error
-        if it is away or full.
+        """Write a record that was set aside. Return whether it stays there. Raise the store's error if it is away or
+        full.
         """
         written = await self._write([record])
         return bool(written.failed or written.refused or self._wait_for_rollouts(written.unknown))
 
     async def _add(self, records: list[OutboxRecord]) -> None:
-        """Write records to the store."""
         if live := [record for record in records if isinstance(record, LiveRollout)]:
             await self._store.record_live_rollouts(live)
         if feedback := [record for record in records if isinstance(record, Feedback)]:
@@ -300,7 +292,6 @@ class _Written:
     """Records that the store refuses although `put` took them, such as an id that is taken."""
 
     def add(self, record: OutboxRecord, error: Exception) -> None:
-        """Sort a record by the store's error."""
         if isinstance(error, UnknownRollout):
             self.unknown.append(record)
         else:
@@ -308,5 +299,4 @@ class _Written:
 
 
 def _is_unproven(record: OutboxRecord) -> bool:
-    """Return whether a record is feedback that names its rollout by an id alone."""
     return isinstance(record, Feedback) and record.version is None

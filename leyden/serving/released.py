@@ -1,7 +1,7 @@
 """Keep the released versions: labels, the resources of their versions and the shares of canaries.
 
-They are kept in memory, follow the store's news, and are written to a file for a start without the
-store. The module knows no requests, and moves no label.
+They are kept in memory, follow the store's news, and are written to a file for a start without the store. The module
+knows no requests, and moves no label.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 _CANARY_STATE = "canary"
 """The state of releases whose candidate serves users."""
 _NEWS_SECONDS = 2.0
-"""Seconds that one request for the store's news waits. A store that is cut off is noticed after at
-most twice that time."""
+"""Seconds that one request for the store's news waits. A store that is cut off is noticed after at most twice that
+time."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class ReleasedVersions:
 
     @property
     def are_old(self) -> bool:
-        """Whether the last request to the store failed, or the store has not answered for long, as
-        when this process was stopped.
+        """Whether the last request to the store failed, or the store has not answered for long, as when this process
+        was stopped.
         """
         return self.store_error is not None or time.monotonic() - self._heard > 2 * _NEWS_SECONDS
 
@@ -88,8 +88,8 @@ class ReleasedVersions:
             logger.warning("%s is away; serving the versions released last: %s", self._store.url, dict(found.labels))
 
     async def read(self) -> None:
-        """Read the released versions from the store, and write a changed state to the file. Raise
-        StoreError if the store is away.
+        """Read the released versions from the store, and write a changed state to the file. Raise StoreError if the
+        store is away.
         """
         labels = await self._labels()
         while True:
@@ -108,8 +108,7 @@ class ReleasedVersions:
         self.store_error, self._heard = None, time.monotonic()
 
     async def follow(self, pause_seconds: float) -> None:
-        """Read the released versions each time the store's news report a change of the labels. Runs
-        until cancelled.
+        """Read the released versions each time the store's news report a change of the labels. Runs until cancelled.
 
         pause_seconds: the pause between two tries to reach a store that is away.
         """
@@ -137,20 +136,16 @@ class ReleasedVersions:
         return str(error) or f"{self._store.url} does not answer; does it run?"
 
     async def _labels(self) -> dict[str, VersionKey]:
-        """Return the store's labels with their versions."""
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
 
     async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
-        """Return the shares of users that releases under way have set for these versions."""
         releases = await self._store.query_releases(state_in=[_CANARY_STATE])
         given = {each.canary_version: _share_of(each) for each in releases if each.canary_version in versions}
         return {version: share for version, share in given.items() if share is not None}
 
 
 class _ReleasedFile:
-    """Keeps the last state in a file that only this user can read, because resources may hold
-    keys.
-    """
+    """Keeps the last state in a file that only this user can read, because resources may hold keys."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -184,7 +179,6 @@ class _ReleasedFile:
 
 
 def _version(key: Any) -> VersionKey:
-    """Return a version that was read from JSON."""
     return str(key[0]), int(key[1])
 
 

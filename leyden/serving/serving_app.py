@@ -1,7 +1,7 @@
 """`ServingApp`: an `OnlineSession` over HTTP, for applications in any language.
 
-The routes are begin, end, feedback and status, and the pages that every server has. The module
-knows requests and replies; the session does all of the work. A reply never holds a traceback.
+The routes are begin, end, feedback and status, and the pages that every server has. The module knows requests and
+replies; the session does all of the work. A reply never holds a traceback.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class ServingApp:
         connections: Callable[[], int] = lambda: 0,
     ) -> None:
         """session: must be started, and is not closed here.
-        token: the secret that clients must send as `Authorization: Bearer`; None admits every
-            client that `guard` admits.
+        token: the secret that clients must send as `Authorization: Bearer`; None admits every client that `guard`
+            admits.
         guard: checks where a request comes from.
         connections: returns the number of open connections.
         """
@@ -118,8 +118,8 @@ class ServingApp:
         self._requests = RequestMetrics(connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Every error becomes a response with its HTTP status; an unforeseen one
-        is logged and becomes a 500.
+        """Serve one request. Every error becomes a response with its HTTP status; an unforeseen one is logged and
+        becomes a 500.
         """
         with pages.counting(scope, send, self._requests.add) as counted:
             await self._serve(scope, receive, counted)
@@ -165,9 +165,7 @@ class ServingApp:
             await _send_error(send, 500, "an unexpected error; the log of `leyden serve` has the details")
 
     async def _reply(self, scope: Scope, receive: Receive) -> HttpReply:
-        """Return a successful response. Raise Refusal for a wrong token, path or
-        method.
-        """
+        """Return a successful response. Raise Refusal for a wrong token, path or method."""
         self._guard.check(scope)
         path = raw_path(scope)
         if path == pages.HEALTH:
@@ -189,8 +187,8 @@ class ServingApp:
         return HttpReply(200, to_json(await parsed(body, post)), JSON)
 
     def _begin(self, body: bytes) -> dict[str, Any]:
-        """Begin a rollout for a user's request. Return its id, its claim for the gateway, the
-        assigned version and the resources to use.
+        """Begin a rollout for a user's request. Return its id, its claim for the gateway, the assigned version and the
+        resources to use.
         """
         asked = BeginRequest.model_validate_json(body)
         served = self._session.begin(

@@ -1,9 +1,8 @@
 """`OnlineSession`: serves the users of a web application with released resources.
 
-No request waits for the network. The released versions are in memory, and follow the store in the
-background (`released`); so does the state of the gateway (`addresses`). Ids are made and signed
-here, and records are sent to the store by the `outbox`. The module knows no HTTP server (`serving_app`
-does), and does not decide on releases.
+No request waits for the network. The released versions are in memory, and follow the store in the background
+(`released`); so does the state of the gateway (`addresses`). Ids are made and signed here, and records are sent to the
+store by the `outbox`. The module knows no HTTP server (`serving_app` does), and does not decide on releases.
 """
 
 from __future__ import annotations
@@ -49,15 +48,12 @@ from leyden.types.live import LIVE_TIMEOUT_SECONDS
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 5.0
-"""The seconds that `start` waits for the store before it uses the versions in the session's
-folder."""
+"""The seconds that `start` waits for the store before it uses the versions in the session's folder."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """The resources that one request is served with, all of one version, and the ids of its
-    rollout.
-    """
+    """The resources that one request is served with, all of one version, and the ids of its rollout."""
 
     rollout_id: str
     attempt_id: str
@@ -67,8 +63,7 @@ class Served:
     policy: str | None
     """The optimisation policy of the rule that applied."""
     resources: NamedResources
-    """The resources of the version. Models have the gateway's address and a key for this rollout
-    alone."""
+    """The resources of the version. Models have the gateway's address and a key for this rollout alone."""
     claim: str
     """The signed claim of the rollout, by which another process can end the rollout, too."""
     recorded: bool = True
@@ -91,9 +86,7 @@ class Served:
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """Status of a session: the versions that it serves, and whether the store, the gateway or
-    records are missing.
-    """
+    """Status of a session: the versions that it serves, and whether the store, the gateway or records are missing."""
 
     labels: Mapping[str, VersionKey]
     """The version of each label, as the session serves it."""
@@ -112,19 +105,16 @@ class SessionStatus:
     lost: int
     """Beginnings and ends of rollouts for which the spool had no room."""
     refused: int
-    """Records that were dropped, such as feedback about rollouts that the store never knew; the log
-    says why."""
+    """Records that were dropped, such as feedback about rollouts that the store never knew; the log says why."""
     set_aside: int
-    """Records that the store fails on or refuses. They wait in `outbox-aside` and are tried
-    again."""
+    """Records that the store fails on or refuses. They wait in `outbox-aside` and are tried again."""
 
 
 class OnlineSession:
-    """Serves requests with released resources, between `start` and `close` (or in `with` or `async
-    with`).
+    """Serves requests with released resources, between `start` and `close` (or in `with` or `async with`).
 
-    All methods may be called from any thread. Those that serve requests may be called from
-    coroutines, too, because they do not wait for the network; `start`, `close` and `refresh` do.
+    All methods may be called from any thread. Those that serve requests may be called from coroutines, too, because
+    they do not wait for the network; `start`, `close` and `refresh` do.
     """
 
     def __init__(
@@ -142,23 +132,20 @@ class OnlineSession:
         timeout_seconds: float = LIVE_TIMEOUT_SECONDS,
     ) -> None:
         """store: where rollouts and feedback are recorded, and whose labels are served.
-        gateway: the address of a gateway that has the same `live_key`, such as
-            http://127.0.0.1:4748.
+        gateway: the address of a gateway that has the same `live_key`, such as http://127.0.0.1:4748.
         live_key: the secret that signs rollouts, and the key of the hash that assigns users.
-        assignment: the share of users for a canary without a release, and the rules; None: the
-            label `production`, and the canaries of releases.
-        folder: where records wait while the store is away, and where the last released versions are
-            kept for a start without the store. One process uses a folder at a time. None: both are
-            lost with this process.
+        assignment: the share of users for a canary without a release, and the rules; None: the label `production`, and
+            the canaries of releases.
+        folder: where records wait while the store is away, and where the last released versions are kept for a start
+            without the store. One process uses a folder at a time. None: both are lost with this process.
         spool_bytes: the largest size of the file of waiting records.
-        refresh_seconds: seconds between two checks whether the gateway answers, and whether a store
-            that was away is back. Promotions and rollbacks arrive by the store's news.
-        fallback: whether requests get the models' own addresses (`models`) while the gateway is
-            away. Their calls are not recorded; `status` counts the requests.
+        refresh_seconds: seconds between two checks whether the gateway answers, and whether a store that was away is
+            back. Promotions and rollbacks arrive by the store's news.
+        fallback: whether requests get the models' own addresses (`models`) while the gateway is away. Their calls are
+            not recorded; `status` counts the requests.
         models: each model's own address and key, by the model's name, for `fallback`.
-        timeout_seconds: how long the store waits for the end of a rollout before it counts as
-            `timeout`. Choose more than the time for which the store may be away, because ends
-            wait for it.
+        timeout_seconds: how long the store waits for the end of a rollout before it counts as `timeout`. Choose more
+            than the time for which the store may be away, because ends wait for it.
         Raise ConfigError for an option that is out of its range.
         """
         if not live_key:
@@ -208,9 +195,8 @@ class OnlineSession:
     def start(self) -> None:
         """Load the released versions, and start to send records to the store.
 
-        Calling it again does nothing. Blocks for up to some seconds. If the store is away, the
-        session begins with the versions in its folder. Raise StoreError if there are none,
-        ConfigError for a folder that another process uses.
+        Calling it again does nothing. Blocks for up to some seconds. If the store is away, the session begins with the
+        versions in its folder. Raise StoreError if there are none, ConfigError for a folder that another process uses.
         """
         if self._thread is not None:
             return
@@ -250,20 +236,19 @@ class OnlineSession:
         quality: float | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Served:
-        """Assign one request to a version, record that the request began, and return the resources
-        to serve it with.
+        """Assign one request to a version, record that the request began, and return the resources to serve it with.
 
         input: the request, a JSON value.
-        user: any id of the user, which decides on the arm; a user keeps the arm. Only its keyed
-            hash is recorded, as `metadata["user_hash"]`. None for a request without a user: it gets
-            the version in production, and counts for no canary. So does a text that names nobody,
-            such as "", "null" or "anonymous", because all such requests would have the same arm.
-        task_type, quality: the kind of the request and the quality that it requires, by which
-            `Assignment.rules` choose.
+        user: any id of the user, which decides on the arm; a user keeps the arm. Only its keyed hash is recorded, as
+            `metadata["user_hash"]`. None for a request without a user: it gets the version in production, and counts
+            for no canary. So does a text that names nobody, such as "", "null" or "anonymous", because all such
+            requests would have the same arm.
+        task_type, quality: the kind of the request and the quality that it requires, by which `Assignment.rules`
+            choose.
         metadata: recorded with the rollout.
-        Raise ConfigError if no version is released for the request, and for arguments that the
-        store would refuse or that are larger than an eighth of `spool_bytes`. Raise GatewayError if
-        the gateway is away and `fallback` is not set.
+        Raise ConfigError if no version is released for the request, and for arguments that the store would refuse or
+        that are larger than an eighth of `spool_bytes`. Raise GatewayError if the gateway is away and `fallback` is not
+        set.
         """
         outbox = self._running()
         check_id("task_type", task_type)
@@ -322,8 +307,10 @@ class OnlineSession:
 
     @contextmanager
     def serve(self, input: Any, *, user: str | None, **options: Any) -> Generator[Served]:
-        """Yield the result of `begin`, and call `end` after the block. If the block raises, the
-        rollout has failed, with the error as its reason. options: further arguments of `begin`.
+        """Yield the result of `begin`, and call `end` after the block. If the block raises, the rollout has failed,
+        with the error as its reason.
+
+        options: further arguments of `begin`.
         """
         served = self.begin(input, user=user, **options)
         try:
@@ -347,16 +334,15 @@ class OnlineSession:
 
         If the session has a folder, the feedback is on the disk when this returns.
 
-        rollout: the result of `begin`, its claim, or the rollout's id. The rollout may have ended
-            long ago.
+        rollout: the result of `begin`, its claim, or the rollout's id. The rollout may have ended long ago.
         source: who gives the feedback, such as "user". The last one of each source and kind counts.
-        reward, label, correction: exactly one of them: a number, a word such as "thumbs_up", or a
-            better answer as JSON.
+        reward, label, correction: exactly one of them: a number, a word such as "thumbs_up", or a better answer as
+            JSON.
         feedback_id: an id of the caller's choice, so that a repeated call is counted once.
-        Raise ConfigError for what the store would refuse, and for more than an eighth of
-        `spool_bytes`. Raise StoreError if the feedback cannot wait for the store, because the spool
-        or the disk is full, or a quarter of the spool holds feedback about rollouts that are named
-        by id. A claim proves its rollout, so give it where you have it.
+        Raise ConfigError for what the store would refuse, and for more than an eighth of `spool_bytes`. Raise
+        StoreError if the feedback cannot wait for the store, because the spool or the disk is full, or a quarter of the
+        spool holds feedback about rollouts that are named by id. A claim proves its rollout, so give it where you have
+        it.
         """
         given: dict[FeedbackKind, Any] = {"reward": reward, "label": label, "correction": correction}
         values: list[tuple[FeedbackKind, Any]] = [(kind, value) for kind, value in given.items() if value is not None]
@@ -387,9 +373,7 @@ class OnlineSession:
         return feedback
 
     def status(self) -> SessionStatus:
-        """Return the versions that the session serves, and whether the store, the gateway or
-        records are missing.
-        """
+        """Return the versions that the session serves, and whether the store, the gateway or records are missing."""
         outbox = self._outbox
         store_error = (None if outbox is None else outbox.store_error) or self._released.store_error
         return SessionStatus(
@@ -406,8 +390,8 @@ class OnlineSession:
         )
 
     def refresh(self) -> None:
-        """Read the released versions from the store now, without waiting for its news. Blocks until
-        the store answers. Raise StoreError if the store is away.
+        """Read the released versions from the store now, without waiting for its news. Blocks until the store answers.
+        Raise StoreError if the store is away.
         """
         self._running()
         assert self._thread is not None
@@ -416,8 +400,8 @@ class OnlineSession:
     # ---- behind the requests ---------------------------------------------------------------------
 
     async def _begin(self, outbox: Outbox) -> None:
-        """Load the released versions, check the gateway, and start the background tasks: delivery,
-        records set aside, feedback about unknown rollouts, versions, addresses.
+        """Load the released versions, check the gateway, and start the background tasks: delivery, records set aside,
+        feedback about unknown rollouts, versions, addresses.
         """
         await self._released.begin(_START_SECONDS)
         await self._addresses.check()
@@ -432,8 +416,8 @@ class OnlineSession:
         self._tasks = [asyncio.create_task(work) for work in background]
 
     def _put(self, outbox: Outbox, claim: LiveClaim, **fields: Any) -> None:
-        """Put the beginning or the end of a rollout into the outbox. If the outbox is full, only
-        the record is lost and counted, because the user's request must not fail.
+        """Put the beginning or the end of a rollout into the outbox. If the outbox is full, only the record is lost and
+        counted, because the user's request must not fail.
 
         Raise ConfigError for fields that the store would refuse.
         """
@@ -452,7 +436,6 @@ class OnlineSession:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """Return the first fault of a record with its place, in one line."""
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {fault_reason(first)}" if place else fault_reason(first)

@@ -1,9 +1,8 @@
 """`UnknownRollouts`: feedback about rollouts that the store does not know yet.
 
-Another process may report the rollout later. So each piece is tried again, with pauses that double,
-until the store has answered for `_UNKNOWN_SECONDS` that it does not know the rollout. Time in which
-the store is away does not count, and neither does any wall clock. The module knows a spool and
-feedback; its owner writes to the store.
+Another process may report the rollout later. So each piece is tried again, with pauses that double, until the store has
+answered for `_UNKNOWN_SECONDS` that it does not know the rollout. Time in which the store is away does not count, and
+neither does any wall clock. The module knows a spool and feedback; its owner writes to the store.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from leyden.types import Feedback, LiveRollout
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_SECONDS = 900.0
-"""The seconds for which feedback waits for its rollout, from the store's first answer that it does
-not know it."""
+"""The seconds for which feedback waits for its rollout, from the store's first answer that it does not know it."""
 _ROUND_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 """The seconds between two rounds of tries, and the longest pause between two tries of a piece."""
 _ROUND_RECORDS, _ROUND_BYTES = 200, 4 * 2**20
@@ -36,8 +34,8 @@ class _Waiting:
 
     line: bytes
     since: float | None
-    """When the store first answered that it does not know the rollout, by the monotonic clock; None
-    since the store was away."""
+    """When the store first answered that it does not know the rollout, by the monotonic clock; None since the store was
+    away."""
     due: float
     """When it is tried again, by the monotonic clock."""
     pause: float
@@ -57,8 +55,8 @@ class UnknownRollouts:
         ended: Callable[[Sequence[bytes]], None],
     ) -> None:
         """spool: the file, with what an earlier process left there. Closed by `close`.
-        write: writes one record to the store, or puts it elsewhere. Raises UnknownRollout if the
-            store does not know its rollout, and an error for a store that is away.
+        write: writes one record to the store, or puts it elsewhere. Raises UnknownRollout if the store does not know
+            its rollout, and an error for a store that is away.
         ended: called with the lines of feedback that waits no longer.
         """
         self._spool, self._write, self._ended = spool, write, ended
@@ -75,8 +73,7 @@ class UnknownRollouts:
         return len(self._waiting)
 
     def add(self, lines: Sequence[bytes]) -> int:
-        """Add records that the store has just refused as unknown, and return how many of the first
-        ones fit.
+        """Add records that the store has just refused as unknown, and return how many of the first ones fit.
 
         Raise GatewayError, and add none, if the file cannot be written.
         """
@@ -161,8 +158,8 @@ class UnknownRollouts:
         return True
 
     def _remove(self, done: Sequence[_Waiting]) -> None:
-        """Remove records from memory, and from the file once they are half of it. Until then, the
-        next process delivers them again, which does no harm.
+        """Remove records from memory, and from the file once they are half of it. Until then, the next process delivers
+        them again, which does no harm.
         """
         gone = {id(each) for each in done}
         self._waiting = [each for each in self._waiting if id(each) not in gone]

@@ -1,18 +1,15 @@
 """Sequential tests by betting: evidence that may be read after every observation.
 
-`difference` compares the means of two arms of randomised traffic, `ranks` makes unbounded values
-comparable, `share` checks the randomisation, `change` finds a drop of a mean against a reference,
-and `finite` tests the mean of a finite population. All are pure functions of numbers over small
-frozen states, without NumPy.
+`difference` compares the means of two arms of randomised traffic, `ranks` makes unbounded values comparable, `share`
+checks the randomisation, `change` finds a drop of a mean against a reference, and `finite` tests the mean of a finite
+population. All are pure functions of numbers over small frozen states, without NumPy.
 
-An *e-process* is a non-negative process whose expectation is at most 1 at every stopping time, if
-the null hypothesis holds. So it exceeds 1 / error with a probability of at most `error`, however
-often it is read (Ville's inequality, 1939). This package knows no release, store or request: a
-caller orders the observations and knows the randomisation.
+An *e-process* is a non-negative process whose expectation is at most 1 at every stopping time, if the null hypothesis
+holds. So it exceeds 1 / error with a probability of at most `error`, however often it is read (Ville's inequality,
+1939). This package knows no release, store or request: a caller orders the observations and knows the randomisation.
 
-To add a test, write a module with a frozen state and a function that returns the next state. Test
-it by computing the expectation over all outcomes of a small case exactly, and by simulating the
-null hypothesis.
+To add a test, write a module with a frozen state and a function that returns the next state. Test it by computing the
+expectation over all outcomes of a small case exactly, and by simulating the null hypothesis.
 """
 
 from leyden.statistics.change import ChangeEvidence as ChangeEvidence

@@ -1,12 +1,10 @@
 """Detect a drop of a mean below a reference, at an unknown time, with an e-detector.
 
-A Shiryaev-Roberts e-detector sums, over every possible time of the change, the capital of a bet
-that begins there. While the mean stays at or above the reference, the expected number of
-observations until the detector exceeds c is at least c. An alarm at c = 10,000 is therefore false
-once in 10,000 observations at most, on average.
+A Shiryaev-Roberts e-detector sums, over every possible time of the change, the capital of a bet that begins there.
+While the mean stays at or above the reference, the expected number of observations until the detector exceeds c is at
+least c. An alarm at c = 10,000 is therefore false once in 10,000 observations at most, on average.
 
-Source: Shin, Ramdas and Rinaldo, arXiv:2203.03532 (Shiryaev-Roberts e-detectors
-and their mixtures).
+Source: Shin, Ramdas and Rinaldo, arXiv:2203.03532 (Shiryaev-Roberts e-detectors and their mixtures).
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ def observe_change(evidence: ChangeEvidence, *, value: float, reference: float) 
     """Return the evidence after one value: each detector R becomes (R + 1) * (1 + bet * (reference
     - value)).
 
-    Each detector's bet is its fraction of 1 / (1 - reference), the largest bet that keeps the
-    factor at or above 0.
+    Each detector's bet is its fraction of 1 / (1 - reference), the largest bet that keeps the factor at or above 0.
     value: in [0, 1].
     reference: in (0, 1), the smallest mean that is acceptable.
     Raise ConfigError for a number out of its range.

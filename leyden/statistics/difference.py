@@ -1,14 +1,13 @@
 """A betting e-process on the difference of two means, under randomisation with known shares.
 
-Each observation is a request whose arm was drawn with a known probability (the *share* of the
-treated arm), with a value in [0, 1]. The bets are on the inverse-propensity weighted difference,
-which is an unbiased estimate of mean(treated) - mean(control) from that one request. Therefore the
-test stays exact with unequal and changing shares, and with a drift that both arms have.
+Each observation is a request whose arm was drawn with a known probability (the *share* of the treated arm), with a
+value in [0, 1]. The bets are on the inverse-propensity weighted difference, which is an unbiased estimate of
+mean(treated) - mean(control) from that one request. Therefore the test stays exact with unequal and changing shares,
+and with a drift that both arms have.
 
-Sources: capital processes for bounded means and a grid of bets, Waudby-Smith and Ramdas,
-arXiv:2010.09686, section 4; the weighted difference with a predictable centre (doubly robust
-pseudo-outcome), Waudby-Smith et al., arXiv:2210.10768; averages of e-values, Vovk and Wang,
-arXiv:1912.06116, section 3.
+Sources: capital processes for bounded means and a grid of bets, Waudby-Smith and Ramdas, arXiv:2010.09686, section 4;
+the weighted difference with a predictable centre (doubly robust pseudo-outcome), Waudby-Smith et al., arXiv:2210.10768;
+averages of e-values, Vovk and Wang, arXiv:1912.06116, section 3.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Large bets find large differences within tens of requests, small ones small diff
 STAKES = tuple(1 / place for place in range(1, len(FRACTIONS) + 1))
 """The parts of the starting capital for each fraction, relative to each other.
 
-The largest bet gets 41 % and the smallest 7 %. So the mean of all capitals is below that of the
-best single bet by at most a factor of 2.5 for large differences and 15 for small ones.
+The largest bet gets 41 % and the smallest 7 %. So the mean of all capitals is below that of the best single bet by at
+most a factor of 2.5 for large differences and 15 for small ones.
 """
 _PRIOR_COUNT = 1.0
 """Weight of the assumed mean 0.5 in the centre, in observations."""
@@ -60,8 +59,7 @@ class Evidence:
     log_e: float = 0.0
     """The logarithm of the e-process, which is the mean of the capitals, weighted by `STAKES`."""
     peak: float = 0.0
-    """Largest `log_e` so far. By Ville's inequality it exceeds log(1 / error) with a probability
-    of at most `error`."""
+    """Largest `log_e` so far. By Ville's inequality it exceeds log(1 / error) with a probability of at most `error`."""
     treated: ArmTotals = ArmTotals()
     control: ArmTotals = ArmTotals()
 
@@ -69,18 +67,15 @@ class Evidence:
 def observe_difference(
     evidence: Evidence, *, treated: bool, value: float, share: float, margin: float = 0.0
 ) -> Evidence:
-    """Return the evidence after one request: each capital is multiplied by
-    `1 + bet * (d - margin)`.
+    """Return the evidence after one request: each capital is multiplied by `1 + bet * (d - margin)`.
 
-    d is `weighted_difference`, and bet is a fraction of the largest value that keeps the factor at
-    or above 0 for every arm and every value in [0, 1]. Centre and bet depend on earlier requests
-    alone, which makes the capital a supermartingale if mean(treated) - mean(control) <= margin.
+    d is `weighted_difference`, and bet is a fraction of the largest value that keeps the factor at or above 0 for every
+    arm and every value in [0, 1]. Centre and bet depend on earlier requests alone, which makes the capital a
+    supermartingale if mean(treated) - mean(control) <= margin.
 
     value: in [0, 1]. To test that the treated arm is *worse*, pass 1 - value.
-    share: probability, known before the request, that it was assigned to the
-        treated arm; in (0, 1).
-    margin: in (-1, 1). -0.02 tests "worse by 0.02 or more" as the null hypothesis
-        (non-inferiority).
+    share: probability, known before the request, that it was assigned to the treated arm; in (0, 1).
+    margin: in (-1, 1). -0.02 tests "worse by 0.02 or more" as the null hypothesis (non-inferiority).
     Raise ConfigError for a number out of its range.
     """
     if not 0 <= value <= 1:
@@ -114,9 +109,9 @@ def observe_difference(
 def weighted_difference(*, treated: bool, value: float, share: float, centre: float) -> float:
     """Return an unbiased estimate of mean(treated) - mean(control) from one request.
 
-    It is (value - centre) / share for a treated request and -(value - centre) / (1 - share) for one
-    of the control arm. For every centre its expectation over the draw of the arm is the difference
-    of the means; the centre reduces its variance.
+    It is (value - centre) / share for a treated request and -(value - centre) / (1 - share) for one of the control arm.
+    For every centre its expectation over the draw of the arm is the difference of the means; the centre reduces its
+    variance.
     """
     return (value - centre) / share if treated else -(value - centre) / (1 - share)
 
@@ -124,8 +119,8 @@ def weighted_difference(*, treated: bool, value: float, share: float, centre: fl
 def average_log_e(log_values: Sequence[float], weights: Sequence[float] | None = None) -> float:
     """Return the logarithm of the weighted mean of e-values.
 
-    The mean of e-processes with fixed weights is an e-process, whatever their dependence, so it
-    combines the evidence of several metrics or bets (arXiv:1912.06116, section 3).
+    The mean of e-processes with fixed weights is an e-process, whatever their dependence, so it combines the evidence
+    of several metrics or bets (arXiv:1912.06116, section 3).
 
     log_values: the logarithms of the e-values, at least one.
     weights: positive numbers, which are scaled to a sum of 1; None: equal weights.
@@ -140,9 +135,7 @@ def average_log_e(log_values: Sequence[float], weights: Sequence[float] | None =
 
 
 def _centre(evidence: Evidence, share: float) -> float:
-    """Return the centre with the smallest variance for the means so far: (1 - share)
-    treated + share control.
-    """
+    """Return the centre with the smallest variance for the means so far: (1 - share) treated + share control."""
     treated, control = evidence.treated, evidence.control
     treated_mean = (treated.total + 0.5 * _PRIOR_COUNT) / (treated.count + _PRIOR_COUNT)
     control_mean = (control.total + 0.5 * _PRIOR_COUNT) / (control.count + _PRIOR_COUNT)

@@ -1,12 +1,12 @@
 """Ranks of unbounded values, such as cost and latency, as numbers in [0, 1].
 
-The rank of a value among *earlier* values of both arms is an increasing function of it, fixed
-before the value is seen. So if the treated arm's distribution is stochastically no larger than the
-control's, its mean rank is no larger either, and `difference` tests that. No limit, unit or moment
-has to be known, and a single extreme value counts as one large rank.
+The rank of a value among *earlier* values of both arms is an increasing function of it, fixed before the value is seen.
+So if the treated arm's distribution is stochastically no larger than the control's, its mean rank is no larger either,
+and `difference` tests that. No limit, unit or moment has to be known, and a single extreme value counts as one large
+rank.
 
-Source: a witness function that depends on the past alone, Shekhar and Ramdas, arXiv:2112.09162.
-Here it is the empirical distribution function.
+Source: a witness function that depends on the past alone, Shekhar and Ramdas, arXiv:2112.09162. Here it is the
+empirical distribution function.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class RankHistory:
 
 
 def observe_rank(history: RankHistory, value: float) -> tuple[float, RankHistory]:
-    """Return the mid-rank of a value among earlier values, in [0, 1], and the history with the
-    value, of which the oldest is dropped beyond 500.
+    """Return the mid-rank of a value among earlier values, in [0, 1], and the history with the value, of which the
+    oldest is dropped beyond 500.
 
-    The mid-rank is (values below + half of the equal ones) / values; 0.5 without a history.
-    Infinity is a value: a request that timed out took longer than all others.
+    The mid-rank is (values below + half of the equal ones) / values; 0.5 without a history. Infinity is a value: a
+    request that timed out took longer than all others.
     Raise ConfigError for NaN.
     """
     if math.isnan(value):

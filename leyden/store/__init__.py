@@ -1,12 +1,12 @@
 """The durable store and its queue.
 
-`base.py` holds the protocol and `sql/` its implementation over a SQL database. `memory.py`,
-`sqlite.py` and `postgres.py` hold the stores that a process can open. `notify.py` implements
-waiting, `sweeper.py` ends attempts whose time is over. `wire.py`, `server.py` and `client.py` reach
-a store in another process. The package knows nothing of agents, runners or training.
+`base.py` holds the protocol and `sql/` its implementation over a SQL database. `memory.py`, `sqlite.py` and
+`postgres.py` hold the stores that a process can open. `notify.py` implements waiting, `sweeper.py` ends attempts whose
+time is over. `wire.py`, `server.py` and `client.py` reach a store in another process. The package knows nothing of
+agents, runners or training.
 
-To add a method: extend the protocol, write a function in `sql/body/`, add a line each in
-`sql/sql_store.py`, `wire.py` and `client.py`, and a test in `tests/contracts/store/`. To add a
+To add a method: extend the protocol, write a function in `sql/body/`, add a line each in `sql/sql_store.py`, `wire.py`
+and `client.py`, and a test in `tests/contracts/store/`. To add a
 database: write a `Driver`, a `Transaction` and its migrations, and pass that contract suite.
 """
 

@@ -1,8 +1,8 @@
 """`LightningStoreClient`: a store behind a server, used like one in this process.
 
-It knows the table of routes in `wire.py` and the connection to the server (`connection.py`), and no
-database. Each method is a request. Callers that wait for rollouts or spans share one long poll in
-each event loop. To add a method, add its route to `wire.py` and a line to the class.
+It knows the table of routes in `wire.py` and the connection to the server (`connection.py`), and no database. Each
+method is a request. Callers that wait for rollouts or spans share one long poll in each event loop. To add a method,
+add its route to `wire.py` and a line to the class.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TOKEN_VARIABLE: Final = "LEYDEN_STORE_TOKEN"
 _POLL_SECONDS: Final = 30.0
 """The longest time that one request waits at the server."""
 _WATCH_SECONDS: Final = 5.0
-"""The longest time that one request for the end of a run waits. The client notices the death of a
-server that much later."""
+"""The longest time that one request for the end of a run waits. The client notices the death of a server that much
+later."""
 _PACE_SECONDS: Final = 0.005
 """The shortest time between two requests for news. Changes in between arrive together."""
 _CLAIMS_AT_ONCE: Final = 8
@@ -55,12 +55,10 @@ _MADE_HERE: dict[str, dict[str, Callable[[], str]]] = {
     "dequeue_many_rollouts": {"claim_id": ids.claim_id},
     "add_resources": {"resources_id": ids.resources_id},
 }
-"""Ids that a caller may leave to the store. They are made here, so that a repeated request adds no
-second row."""
+"""Ids that a caller may leave to the store. They are made here, so that a repeated request adds no second row."""
 
 
 def _remote(method: F) -> F:
-    """Return a method that sends a call of the protocol's `method` to the server."""
     route = BY_METHOD[method.__name__]
 
     @wraps(method, updated=())
@@ -71,14 +69,13 @@ def _remote(method: F) -> F:
 
 
 class LightningStoreClient(WaitingStore):
-    """The store that a server serves at `url`. Every method is safe from any thread and any event
-    loop. A pickled client holds its URL and token.
+    """The store that a server serves at `url`. Every method is safe from any thread and any event loop. A pickled
+    client holds its URL and token.
 
-    A request that does not reach the server, or whose reply is lost, is sent again for
-    `retry_seconds`, so that a server may be restarted meanwhile. The client makes the ids, so that
-    nothing is done twice. A request that is not safe to repeat (`release_claims`, a rollout
-    requeued by hand) raises StoreError, which says that the outcome is unknown. A failure is never
-    reported as an empty result.
+    A request that does not reach the server, or whose reply is lost, is sent again for `retry_seconds`, so that a
+    server may be restarted meanwhile. The client makes the ids, so that nothing is done twice. A request that is not
+    safe to repeat (`release_claims`, a rollout requeued by hand) raises StoreError, which says that the outcome is
+    unknown. A failure is never reported as an empty result.
     """
 
     def __init__(
@@ -95,8 +92,8 @@ class LightningStoreClient(WaitingStore):
         token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
         retry_seconds: how long a server may be away; 0: not at all.
         connections: the most open connections for each event loop.
-        compress: whether to compress large requests and to accept compressed replies; None: if the
-            server is on another machine.
+        compress: whether to compress large requests and to accept compressed replies; None: if the server is on another
+            machine.
         Raise ConfigError for a URL that is not a store server's.
         """
         check_number("retry_seconds", retry_seconds, at_least=0)
@@ -125,8 +122,8 @@ class LightningStoreClient(WaitingStore):
         return reconnect, (self.url, self._token, self._options)
 
     async def close(self) -> None:
-        """Finish undoing claims that were cancelled on this loop, then close the connections. Later
-        calls raise StoreClosed. Safe to repeat.
+        """Finish undoing claims that were cancelled on this loop, then close the connections. Later calls raise
+        StoreClosed. Safe to repeat.
         """
         here = asyncio.get_running_loop()
         if undoing := {task for task in self._undoing.copy() if task.get_loop() is here}:
@@ -234,11 +231,6 @@ class LightningStoreClient(WaitingStore):
     async def _claim_within(
         self, deadline: float, limit: int, worker_id: str | None, claim_id: str
     ) -> Sequence[AttemptedRollout]:
-        """Ask the server for rollouts until it returns some or the deadline (`time.monotonic()`)
-        passes.
-
-        Each request waits at most `_POLL_SECONDS` at the server.
-        """
         while True:
             seconds = min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
             claimed = await self._claim(limit, worker_id, claim_id, timeout_seconds=seconds)
@@ -252,11 +244,10 @@ class LightningStoreClient(WaitingStore):
                 await self._ask(BY_METHOD["undo_claim"], {"claim_id": claim_id}, retry_seconds=0.0)
 
     async def wait_for_end(self) -> None:
-        """Wait until the run that the server runs for has ended
-        (`LightningStoreServer.announce_end`).
+        """Wait until the run that the server runs for has ended (`LightningStoreServer.announce_end`).
 
-        A server that serves no particular run (`leyden store`) never reports an end. Raise
-        StoreError when the server has been away for `retry_seconds`.
+        A server that serves no particular run (`leyden store`) never reports an end. Raise StoreError when the server
+        has been away for `retry_seconds`.
         """
         watcher = ids.claim_id()
         while True:
@@ -323,8 +314,8 @@ class LightningStoreClient(WaitingStore):
 
 
 class _LoopState:
-    """The state that the callers of one event loop share: a semaphore for claims that wait at the
-    server, and one task that reads the server's news.
+    """The state that the callers of one event loop share: a semaphore for claims that wait at the server, and one task
+    that reads the server's news.
     """
 
     def __init__(self, store: LightningStore, signals: Signals) -> None:
@@ -336,8 +327,8 @@ class _LoopState:
         self._watching: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Start the task that reads news until no caller waits, unless it runs already. It reads
-        news of spans too if a caller waits for those.
+        """Start the task that reads news until no caller waits, unless it runs already. It reads news of spans too if a
+        caller waits for those.
         """
         spans = self._signals.spans_wanted
         if self._watching is not None and not self._watching.done():
@@ -375,8 +366,8 @@ class _LoopState:
 
 
 class _Cache:
-    """Replies by path, which the server need not send again if they are unchanged. Each request
-    asks the server for that (ETag).
+    """Replies by path, which the server need not send again if they are unchanged. Each request asks the server for
+    that (ETag).
     """
 
     def __init__(self) -> None:
@@ -420,8 +411,8 @@ def _with_id(request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
 
 
 def _requeues(arguments: dict[str, Any]) -> bool:
-    """Return whether a call requeues a rollout by hand. A repeat could take the rollout from the
-    worker that has claimed it since.
+    """Return whether a call requeues a rollout by hand. A repeat could take the rollout from the worker that has
+    claimed it since.
     """
     return arguments.get("status") in ("queuing", "requeuing")
 

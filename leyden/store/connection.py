@@ -98,15 +98,15 @@ class Connection:
     ) -> ServerReply:
         """Send a request and return the server's reply, whatever its status.
 
-        A request without a reply is sent again for `retry_seconds` if that is safe: if it never
-        reached the server, or if it is `repeatable`.
+        A request without a reply is sent again for `retry_seconds` if that is safe: if it never reached the server, or
+        if it is `repeatable`.
 
         repeatable: whether doing it twice does no harm.
         waits_seconds: how long the server may hold the request on purpose.
         headers: further headers.
         retry_seconds: None for those of this connection.
-        Raise StoreError without a reply (StoreAway if the request never reached the server), and
-        StoreClosed after `close`.
+        Raise StoreError without a reply (StoreAway if the request never reached the server), and StoreClosed after
+        `close`.
         """
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         patience = self.retry_seconds if retry_seconds is None else retry_seconds
@@ -146,9 +146,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """Close the connections. Requests under way and later ones raise StoreClosed. Safe to
-        repeat.
-        """
+        """Close the connections. Requests under way and later ones raise StoreClosed. Safe to repeat."""
         self._closed = True
         await self._sessions.close()
 

@@ -1,9 +1,8 @@
-"""Announce the end of a run to clients of the run's store server that wait for it in other
-processes.
+"""Announce the end of a run to clients of the run's store server that wait for it in other processes.
 
 The module knows neither runs nor runners. The process that serves the store announces the end
-(`LightningStoreServer.announce_end`); a client waits for it (`LightningStoreClient.wait_for_end`).
-A server that dies announces nothing, and its clients notice that it is away.
+(`LightningStoreServer.announce_end`); a client waits for it (`LightningStoreClient.wait_for_end`). A server that dies
+announces nothing, and its clients notice that it is away.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ class EndReply(BaseModel):
 
 
 class End:
-    """Notifies clients of the run's end. Call `answer` in the server's loop, the other methods in
-    any thread.
-    """
+    """Notifies clients of the run's end. Call `answer` in the server's loop, the other methods in any thread."""
 
     def __init__(self) -> None:
         self._announced = False
@@ -69,9 +66,7 @@ class End:
         return EndReply(ended=self._announced)
 
     async def announce(self, *, within_seconds: float) -> None:
-        """Announce the end. Return when all waiting clients were notified, at the latest after
-        `within_seconds`.
-        """
+        """Announce the end. Return when all waiting clients were notified, at the latest after `within_seconds`."""
         self._announced = True
         self._waiting_is_over.set()
         self._check_all_notified()

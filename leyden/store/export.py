@@ -1,10 +1,9 @@
 """Export the contents of a store as Parquet files, for DuckDB, pandas or Polars, and for `restore`.
 
-The module knows the protocol and no kind of store. Rows are read in pages and written in row
-groups, so that memory stays small whatever the size of the store. Fields with a fixed type have
-columns. Fields that may be any JSON (inputs, metadata, attributes, events) are JSON text, which
-functions such as `json_extract` read in every engine; a map would need one type for all values.
-Times are Unix seconds.
+The module knows the protocol and no kind of store. Rows are read in pages and written in row groups, so that memory
+stays small whatever the size of the store. Fields with a fixed type have columns. Fields that may be any JSON (inputs,
+metadata, attributes, events) are JSON text, which functions such as `json_extract` read in every engine; a map would
+need one type for all values. Times are Unix seconds.
 
     rollouts.parquet    one row for each rollout, with the final reward of its latest attempt
     attempts.parquet    one row for each attempt
@@ -193,8 +192,8 @@ _COLUMNS = {
         "why": "string",
     },
 }
-"""The columns of each file with their types. A column holds the field of the same name unless the
-file's `_..._row` function says otherwise."""
+"""The columns of each file with their types. A column holds the field of the same name unless the file's `_..._row`
+function says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +212,11 @@ async def export_parquet(
     status_in: Sequence[RolloutStatus] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write the rollouts of `store`, with their attempts and spans, and its runs to Parquet files
-    in the new `directory`.
+    """Write the rollouts of `store`, with their attempts and spans, and its runs to Parquet files in the new
+    `directory`.
 
-    The directory appears when it is complete. The store may be written meanwhile: each rollout is
-    exported with its attempts and spans as they are when it is read, and a rollout that is pruned
-    meanwhile is left out.
+    The directory appears when it is complete. The store may be written meanwhile: each rollout is exported with its
+    attempts and spans as they are when it is read, and a rollout that is pruned meanwhile is left out.
 
     status_in: only rollouts that have one of these statuses; everything else is always complete.
     on_progress: called with the rollouts done and the rollouts in all.
@@ -314,8 +312,6 @@ async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> N
 
 
 async def _write_metrics(store: LightningStore, run_id: str, table: _Table) -> None:
-    """Write the metrics of one run."""
-
     async def ask(limit: int, offset: int) -> PaginatedResult[MetricPoint]:
         return await store.query_metrics(run_id, limit=limit, offset=offset)
 
@@ -336,9 +332,7 @@ async def _write_feedback(store: LightningStore, table: _Table) -> None:
 
 
 async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> None:
-    """Write labels, releases and the audit log. The log is read last, so that it explains the
-    others.
-    """
+    """Write labels, releases and the audit log. The log is read last, so that it explains the others."""
 
     async def ask_releases(limit: int, offset: int) -> PaginatedResult[Release]:
         return await store.query_releases(sort_order="asc", limit=limit, offset=offset)
@@ -360,9 +354,9 @@ async def _pages(
 ) -> AsyncIterator[tuple[Sequence[T], int]]:
     """Yield all items page by page, without repeats, each page with the total number of items.
 
-    Items may be deleted meanwhile, and then the items behind them move forward. Each page therefore
-    begins with the last item of the page before. If it holds no item of that page, items would be
-    missed, so the query is repeated with a smaller offset.
+    Items may be deleted meanwhile, and then the items behind them move forward. Each page therefore begins with the
+    last item of the page before. If it holds no item of that page, items would be missed, so the query is repeated with
+    a smaller offset.
 
     ask: returns a page, given limit and offset.
     key: returns the value that identifies an item.
@@ -405,8 +399,8 @@ async def _records(store: LightningStore, rollouts: Sequence[Rollout]) -> list[_
 async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequence[Span]) -> _Record:
     """Return a rollout with all its attempts and their spans, in the order of the attempts.
 
-    latest_spans: the spans of the latest attempt. If that is the first attempt, there are no
-        others, so no further query is made.
+    latest_spans: the spans of the latest attempt. If that is the first attempt, there are no others, so no further
+        query is made.
     """
     if not isinstance(rollout, AttemptedRollout) and not latest_spans:
         return _Record(rollout, [], [])
@@ -461,8 +455,8 @@ def _span_row(span: Span) -> ParquetRow:
 
 
 def _resources_row(update: ResourcesUpdate) -> ParquetRow:
-    """Return a version of resources without the keys of models, because the files are copied to
-    places that are not as secret as the store.
+    """Return a version of resources without the keys of models, because the files are copied to places that are not as
+    secret as the store.
     """
     resources = {name: _without_keys(each) for name, each in update.resources.items()}
     return vars(update) | {
@@ -472,8 +466,8 @@ def _resources_row(update: ResourcesUpdate) -> ParquetRow:
 
 
 def _without_keys(resource: Any) -> Any:
-    """Return a model as JSON without its key, and with `***` for keys in its address and sampling
-    parameters. Return any other resource unchanged.
+    """Return a model as JSON without its key, and with `***` for keys in its address and sampling parameters. Return
+    any other resource unchanged.
     """
     if not isinstance(resource, LLM):
         return resource
@@ -529,7 +523,6 @@ class _Table:
         self._bytes += sum(_length(value) for value in values)
 
     def add_many(self, rows: Iterable[ParquetRow]) -> None:
-        """Add several rows."""
         for row in rows:
             self.add(row)
 
@@ -539,7 +532,6 @@ class _Table:
             await asyncio.to_thread(self._write)
 
     def close(self) -> None:
-        """Write the remaining rows and close the file."""
         self._write()
         self._writer.close()
 
@@ -560,8 +552,6 @@ def _length(value: Any) -> int:
 
 @cache
 def arrow_modules() -> tuple[Any, Any]:
-    """Import and return `pyarrow` and `pyarrow.parquet`. Raise MissingExtra if they are not
-    installed.
-    """
+    """Import and return `pyarrow` and `pyarrow.parquet`. Raise MissingExtra if they are not installed."""
     arrow = import_optional("pyarrow", extra="export", needed_by="a Parquet file")
     return arrow, import_optional("pyarrow.parquet", extra="export", needed_by="a Parquet file")

@@ -1,10 +1,10 @@
-"""Relay commits of other stores on the same PostgreSQL as signals in this process, and announce
-this store's spans to them.
+"""Relay commits of other stores on the same PostgreSQL as signals in this process, and announce this store's spans to
+them.
 
-One thread listens on a connection of its own. A transaction that queues or finishes rollouts
-notifies the other stores itself, so that no news is lost. New spans come in thousands, and a commit
-that notifies waits for all other such commits of its database. The thread therefore announces
-spans, at most once in `_PAUSE_SECONDS`. After a lost connection every waiter reads again.
+One thread listens on a connection of its own. A transaction that queues or finishes rollouts notifies the other stores
+itself, so that no news is lost. New spans come in thousands, and a commit that notifies waits for all other such
+commits of its database. The thread therefore announces spans, at most once in `_PAUSE_SECONDS`. After a lost connection
+every waiter reads again.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _listening(target: Target) -> Any:
 
 
 def _serve(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Run the listener's thread: receive notifications until the listener is stopped, and reconnect
-    when the connection is lost.
+    """Run the listener's thread: receive notifications until the listener is stopped, and reconnect when the connection
+    is lost.
     """
     while True:
         try:
@@ -152,9 +152,8 @@ def _listening_again(target: Target, requests: _Requests) -> Any | None:
 def _receive(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
     """Publish notifications to `signals` until the listener is stopped.
 
-    At most every _PAUSE_SECONDS, announce this process's new spans to the other stores
-    (`requests.spans`) and wake local waiters (`requests.look`). Raise psycopg.Error when the
-    connection is lost.
+    At most every _PAUSE_SECONDS, announce this process's new spans to the other stores (`requests.spans`) and wake
+    local waiters (`requests.look`). Raise psycopg.Error when the connection is lost.
     """
     announced_at = 0.0
     news = True
@@ -198,9 +197,7 @@ def _announce_spans(connection: Any, target: Target, sender: str) -> None:
 
 
 def _publish(payload: str, sender: str, signals: Signals) -> None:
-    """Publish another store's notification. Wake every waiter if it holds no news (`news_of`) or is
-    unreadable.
-    """
+    """Publish another store's notification. Wake every waiter if it holds no news (`news_of`) or is unreadable."""
     try:
         origin, *news = json.loads(payload)
         if origin == sender:

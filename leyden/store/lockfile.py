@@ -1,7 +1,7 @@
 """A lock beside a store's file, so that one process owns it. The lock ends with its owner.
 
-The lock is the kernel's (`flock`), never the file's existence, so a killed owner leaves nothing to
-clean up. The file's text only names the owner to the next process.
+The lock is the kernel's (`flock`), never the file's existence, so a killed owner leaves nothing to clean up. The file's
+text only names the owner to the next process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leyden.errors import StoreError
 
 
 class LockFile:
-    """The lock of the store's file at `path`, held from creation until `release`. Raise StoreError,
-    naming the owner, if another process or another store object holds it.
+    """The lock of the store's file at `path`, held from creation until `release`. Raise StoreError, naming the owner,
+    if another process or another store object holds it.
     """
 
     def __init__(self, path: Path, url: str) -> None:
@@ -48,17 +48,17 @@ class LockFile:
         _held.add(self)
 
     def record_server(self, server: str | None) -> None:
-        """Record the URL of the owner's server, for the error of the next process that opens the
-        file. None: there is no server.
+        """Record the URL of the owner's server, for the error of the next process that opens the file. None: there is
+        no server.
         """
         self._write(self._owner if server is None else self._owner | {"server": server})
 
     def hold_data(self, path: Path, url: str) -> None:
-        """Lock the store's file itself, so that it has one owner under all of its names. Call it
-        before SQLite opens the file.
+        """Lock the store's file itself, so that it has one owner under all of its names. Call it before SQLite opens
+        the file.
 
-        Raise StoreError if another process or store object holds it, or if it has hard links,
-        because each name would have a write-ahead log of its own.
+        Raise StoreError if another process or store object holds it, or if it has hard links, because each name would
+        have a write-ahead log of its own.
         """
         check_one_name(path, url)
         status = path.stat()
@@ -150,7 +150,10 @@ def _lives(pid: int) -> bool:
 
 
 def _refusal(url: str, text: bytes) -> str:
-    """Return the message for a lock that is held. text: the content of the lock file."""
+    """Return the message for a lock that is held.
+
+    text: the content of the lock file.
+    """
     pid, server = _parse_owner(text)
     if pid == os.getpid():
         return f"{url} is open in this process already; share that store object, or close it first"

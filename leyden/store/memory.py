@@ -1,5 +1,5 @@
-"""`InMemoryLightningStore`: the SQL store on a database in memory, for tests and development. It is
-lost with its process.
+"""`InMemoryLightningStore`: the SQL store on a database in memory, for tests and development. It is lost with its
+process.
 
 It has one connection and one lock; an operation runs inline, in the calling thread.
 """
@@ -76,8 +76,8 @@ class _MemoryDriver:
 
 
 class InMemoryLightningStore(SqlLightningStore):
-    """A store in this process's memory, lost with the process. Every method is safe from any thread
-    and any event loop.
+    """A store in this process's memory, lost with the process. Every method is safe from any thread and any event
+    loop.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,11 @@
-"""Waiting inside one process: claims wait for the queue, other callers for rollouts to finish or
-for spans to arrive.
+"""Waiting inside one process: claims wait for the queue, other callers for rollouts to finish or for spans to arrive.
 
-The module knows no database. A store publishes its own commits and those that it was notified of,
-and waiters on any event loop wake up. Nothing polls, and no thread is parked for a waiter. To wait
-for something new, add a kind of waiter here and a parameter to `publish`.
+The module knows no database. A store publishes its own commits and those that it was notified of, and waiters on any
+event loop wake up. Nothing polls, and no thread is parked for a waiter. To wait for something new, add a kind of waiter
+here and a parameter to `publish`.
 
-A wake-up is a hint to read the store again, so a spurious one is harmless. None is ever lost: a
-waiter registers before it reads, and a claim that was woken and leaves without reading wakes
-another claim.
+A wake-up is a hint to read the store again, so a spurious one is harmless. None is ever lost: a waiter registers before
+it reads, and a claim that was woken and leaves without reading wakes another claim.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until `wake` was called (True) or `seconds` have passed (False). Raise ConfigError
-        for NaN.
+        """Wait until `wake` was called (True) or `seconds` have passed (False). Raise ConfigError for NaN.
 
         seconds: None for no limit.
         """
@@ -64,12 +61,11 @@ class Waiter:
 
 
 _Hears: TypeAlias = Literal["rollouts", "spans", "labels"]
-"""The news that a waiter of `any_news` waits for. `rollouts`: queued or finished ones. `spans`:
-these and new spans. `labels`: changes of labels and releases alone."""
+"""The news that a waiter of `any_news` waits for. `rollouts`: queued or finished ones. `spans`: these and new spans.
+`labels`: changes of labels and releases alone."""
 
 _REMEMBERED = 100_000
-"""The number of finished rollouts that are kept for `since`. A caller with an older cursor gets a
-gap."""
+"""The number of finished rollouts that are kept for `since`. A caller with an older cursor gets a gap."""
 
 
 class ClaimWaiter(Waiter):
@@ -78,8 +74,7 @@ class ClaimWaiter(Waiter):
     def __init__(self) -> None:
         super().__init__()
         self.woken = False
-        """Whether the claim was woken and has not read the queue since. Guarded by the lock of its
-        `Signals`."""
+        """Whether the claim was woken and has not read the queue since. Guarded by the lock of its `Signals`."""
 
 
 class RolloutWaiter(Waiter):
@@ -94,8 +89,8 @@ class RolloutWaiter(Waiter):
 
 
 class Signals:
-    """The waiters of one store. The cost of publishing grows with the waiters that the news
-    concerns, not with all of them.
+    """The waiters of one store. The cost of publishing grows with the waiters that the news concerns, not with all of
+    them.
     """
 
     def __init__(self) -> None:
@@ -105,8 +100,7 @@ class Signals:
         self._listeners: dict[Waiter, _Hears] = {}
         """The waiters of `any_news`."""
         self._epoch = ids.span_id()
-        """A random text in each cursor, by which cursors of another or an earlier epoch are
-        known."""
+        """A random text in each cursor, by which cursors of another or an earlier epoch are known."""
         self._claimable = 0
         self._spans = 0
         self._labels = 0
@@ -193,8 +187,8 @@ class Signals:
     def since(self, after: str | None, *, spans: bool = False, labels: bool = False) -> News:
         """Return the news that was published after a cursor, with the cursor of now.
 
-        after: the cursor of an earlier result; None returns the cursor alone. For a cursor of
-            another `Signals`, or one that is too old, the result is a gap.
+        after: the cursor of an earlier result; None returns the cursor alone. For a cursor of another `Signals`, or one
+            that is too old, the result is a gap.
         spans: report new spans too.
         labels: report labels and releases, and nothing else.
         """
@@ -246,9 +240,7 @@ class Signals:
 
     @contextmanager
     def rollouts(self, rollout_ids: Iterable[str], *, needed: int) -> Generator[RolloutWaiter, None, None]:
-        """Register a waiter during the block. It wakes when `needed` of these rollouts are
-        finished.
-        """
+        """Register a waiter during the block. It wakes when `needed` of these rollouts are finished."""
         waiter = RolloutWaiter(rollout_ids, needed)
         with self._lock:
             for rollout_id in waiter.pending:
@@ -261,8 +253,8 @@ class Signals:
                     self._forget(rollout_id, waiter)
 
     def record_finished(self, waiter: RolloutWaiter, finished: Iterable[str]) -> bool:
-        """Record the rollouts that a waiter found finished in the store. Return whether it is done,
-        counting the rollouts that were published as finished too.
+        """Record the rollouts that a waiter found finished in the store. Return whether it is done, counting the
+        rollouts that were published as finished too.
         """
         with self._lock:
             for rollout_id in finished:
@@ -279,8 +271,8 @@ class Signals:
                 del self._rollouts[rollout_id]
 
     def _choose_claims(self, count: int) -> list[ClaimWaiter]:
-        """Mark up to `count` claims as woken, the longest waiting first, and return them. Call it
-        with the lock held.
+        """Mark up to `count` claims as woken, the longest waiting first, and return them. Call it with the lock
+        held.
         """
         chosen: list[ClaimWaiter] = []
         for waiter in self._claims:
@@ -293,14 +285,11 @@ class Signals:
 
 
 def _is_count(text: str) -> bool:
-    """Return whether a part of a cursor is a number of at most 18 digits, so that `int` is
-    cheap.
-    """
+    """Return whether a part of a cursor is a number of at most 18 digits, so that `int` is cheap."""
     return text.isdecimal() and len(text) < 19
 
 
 def _count(waiter: RolloutWaiter, rollout_id: str) -> bool:
-    """Count one more finished rollout of a waiter. Return whether it needed just this one."""
     waiter.pending.discard(rollout_id)
     waiter.needed -= 1
     return waiter.needed == 0

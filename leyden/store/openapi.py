@@ -1,8 +1,7 @@
 """Make the OpenAPI document of the REST interface, which a server shows at `/openapi.json`.
 
-It is made from `wire.ROUTES` and the annotations and docstrings of the protocol, so it describes
-what the server does. Each route outside of that table has a function here. `docs/rest.md` is the
-guide for people.
+It is made from `wire.ROUTES` and the annotations and docstrings of the protocol, so it describes what the server does.
+Each route outside of that table has a function here. `docs/rest.md` is the guide for people.
 """
 
 from __future__ import annotations
@@ -87,14 +86,12 @@ def openapi() -> Schema:
 
 
 Key = tuple[Route, str]
-"""A route, and the name of one of its parameters, or "return" (its result), "body" (all parameters
-of a POST), "item" or "items" (one or several things that a POST adds)."""
+"""A route, and the name of one of its parameters, or "return" (its result), "body" (all parameters of a POST), "item"
+or "items" (one or several things that a POST adds)."""
 
 
 def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
-    """Return the JSON schema of each parameter, body and result in the table, and the definitions
-    that they share.
-    """
+    """Return the JSON schema of each parameter, body and result in the table, and the definitions that they share."""
     adapters: dict[Key, TypeAdapter[Any]] = {}
     for route in ROUTES:
         adapters[route, "return"] = route.result_type
@@ -156,15 +153,11 @@ def _has_body_twin(route: Route) -> bool:
 
 
 def _doc(route: Route) -> tuple[str, str]:
-    """Return the first paragraph of the docstring of the route's method, and the whole
-    docstring.
-    """
     text = inspect.getdoc(getattr(LightningStore, route.method)) or ""
     return " ".join(text.partition("\n\n")[0].split()), text
 
 
 def _parameter(route: Route, name: str, schemas: Mapping[Key, Schema]) -> Schema:
-    """Return the OpenAPI object of a parameter in the path or the query."""
     in_path = name in route.in_path
     schema = _with_default(schemas[route, name], route, name)
     return {"name": name, "in": "path" if in_path else "query", "required": in_path, "schema": schema}
@@ -184,7 +177,6 @@ def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
 
 
 def _with_default(schema: Schema, route: Route, name: str) -> Schema:
-    """Return a parameter's schema with the default that REST clients get."""
     default = dict(route.left_out).get(name, route.signature.parameters[name].default)
     if default is inspect.Parameter.empty or isinstance(default, Unset):
         return schema
@@ -203,9 +195,7 @@ def _health() -> Schema:
 
 
 def _traces() -> Schema:
-    """Return the OpenAPI operation of OTLP/HTTP's `/v1/traces`, which is not in the table of
-    routes.
-    """
+    """Return the OpenAPI operation of OTLP/HTTP's `/v1/traces`, which is not in the table of routes."""
     encodings = {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, JSON: {"schema": {"type": "object"}}}
     errors = {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
     error = {"anyOf": [{"$ref": "#/components/schemas/Error"}, _STATUS_SCHEMA]}

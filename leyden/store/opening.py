@@ -22,15 +22,15 @@ def open_store(
     token: str | None = None,
     read_only: bool = False,
 ) -> LightningStore:
-    """Open the store at `memory://`, `sqlite:///absolute/path`, a plain path, `postgresql://...` or
-    a server's URL (`http://host:port`).
+    """Open the store at `memory://`, `sqlite:///absolute/path`, a plain path, `postgresql://...` or a server's URL
+    (`http://host:port`).
 
-    durability: of a file or a database. "process" (the default) survives the death of any process,
-        "power" also a power cut.
+    durability: of a file or a database. "process" (the default) survives the death of any process, "power" also a power
+        cut.
     token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
     read_only: open a file without owning it, while another process may own and write it.
-    Raise ConfigError for another address and for an option that the address has no use for. Raise
-    StoreError if the store cannot be opened.
+    Raise ConfigError for another address and for an option that the address has no use for. Raise StoreError if the
+    store cannot be opened.
     """
     check_path("url", url, example="runs.sqlite")
     scheme, separator, rest = str(url).partition("://")

@@ -1,11 +1,10 @@
 """Receive spans from any OpenTelemetry exporter by OTLP/HTTP, in protobuf and in JSON.
 
-`read_spans` converts the bytes of a request to spans, without I/O; `receive` stores them and makes
-the protocol's reply. The module knows no server: the application that mounts it unpacks the body
-and limits its size. The attributes of `_PLACE`, on the span or on its resource
-(`OTEL_RESOURCE_ATTRIBUTES=leyden.rollout_id=...,leyden.attempt_id=...`), say which attempt a span
-belongs to. A span without them is refused, counted and named in the reply, and the other spans are
-stored. The instrumentation scope, the trace state, flags and counts of dropped data are not stored.
+`read_spans` converts the bytes of a request to spans, without I/O; `receive` stores them and makes the protocol's
+reply. The module knows no server: the application that mounts it unpacks the body and limits its size. The attributes
+of `_PLACE`, on the span or on its resource (`OTEL_RESOURCE_ATTRIBUTES=leyden.rollout_id=...,leyden.attempt_id=...`),
+say which attempt a span belongs to. A span without them is refused, counted and named in the reply, and the other spans
+are stored. The instrumentation scope, the trace state, flags and counts of dropped data are not stored.
 
 To accept another name for an attempt's ids, add it to `_PLACE`.
 """
@@ -49,12 +48,10 @@ _PLACE = {
     "attempt_id": (semconv.ATTEMPT_ID, "agentlightning.attempt_id"),
     "sequence_id": (semconv.SEQUENCE_ID, "agentlightning.span_sequence_id"),
 }
-"""The attributes that place a span, in order of preference. The span's own come before its
-resource's."""
+"""The attributes that place a span, in order of preference. The span's own come before its resource's."""
 
 _BATCH = 1000
-"""Spans of one transaction: enough that its commit costs nothing, few enough to delay no other call
-for long."""
+"""Spans of one transaction: enough that its commit costs nothing, few enough to delay no other call for long."""
 _MOST_SPANS = 100_000
 """The most spans of one request, which bounds its memory and time."""
 _MOST_PARTS = 200_000
@@ -85,8 +82,8 @@ class OtlpReply:
     """The reply to an exporter."""
 
     status: int
-    """The HTTP status: 200; 400 for a body that cannot be read; 415 for an encoding that is neither
-    `PROTOBUF` nor `JSON`."""
+    """The HTTP status: 200; 400 for a body that cannot be read; 415 for an encoding that is neither `PROTOBUF` nor
+    `JSON`."""
     content_type: str
     body: bytes
 
@@ -105,8 +102,8 @@ class SpanSink(Protocol):
     """The destination of received spans: a store, or an object that forwards them to one."""
 
     async def add_many_spans(self, spans: Sequence[Span]) -> object:
-        """Take all spans or none. Raise UnknownRollout, UnknownAttempt or ConfigError for spans
-        that it will never take.
+        """Take all spans or none. Raise UnknownRollout, UnknownAttempt or ConfigError for spans that it will never
+        take.
         """
         ...
 
@@ -118,12 +115,12 @@ class _Refused(ValueError):
 async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
     """Store the spans of an OTLP request, and reply in the encoding of the request.
 
-    Spans that are refused are counted in `partial_success`. Spans that are stored already are not,
-    because an exporter may send a request again. A finished attempt takes spans too. A body that
-    cannot be read gives a reply with status 400, another content type one with 415.
+    Spans that are refused are counted in `partial_success`. Spans that are stored already are not, because an exporter
+    may send a request again. A finished attempt takes spans too. A body that cannot be read gives a reply with status
+    400, another content type one with 415.
 
-    Raise StoreError or StoreClosed if the store cannot write. Some of the spans may be stored then,
-    and the request is safe to retry.
+    Raise StoreError or StoreClosed if the store cannot write. Some of the spans may be stored then, and the request is
+    safe to retry.
     """
     encoding = content_type.partition(";")[0].strip().lower()
     if encoding not in (PROTOBUF, JSON):
@@ -143,9 +140,7 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
 
 
 async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """Add spans that are ordered by attempt. Return the spans that the store refused, with the
-    reasons.
-    """
+    """Add spans that are ordered by attempt. Return the spans that the store refused, with the reasons."""
     refused: list[str] = []
     for start in range(0, len(spans), _BATCH):
         refused += await _add_together(store, spans[start : start + _BATCH])
@@ -153,11 +148,10 @@ async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
 
 
 async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """Add spans in one transaction. Return a message for each refused span; an empty list if all
-    were added.
+    """Add spans in one transaction. Return a message for each refused span; an empty list if all were added.
 
-    If the store refuses the transaction, the spans of each attempt are added by themselves, and if
-    it refuses those too, each span by itself.
+    If the store refuses the transaction, the spans of each attempt are added by themselves, and if it refuses those
+    too, each span by itself.
     """
     parts = [list(group) for _, group in groupby(spans, key=_OWNER)]
     try:
@@ -181,7 +175,6 @@ _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
 def _summary(refused: Sequence[str], total: int) -> str:
-    """Return how many spans were refused, with the first few and their reasons."""
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
     return f"{len(refused)} of {total} spans were not placed: {'; '.join(refused[:_NAMED])}{more}"
 
@@ -209,8 +202,8 @@ def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
 def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     """Parse an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
 
-    Raise ValueError, which says where, for a body that is malformed or has more than 100,000 spans
-    or 200,000 parts. A span without an attempt is not an error: it is listed as refused.
+    Raise ValueError, which says where, for a body that is malformed or has more than 100,000 spans or 200,000 parts. A
+    span without an attempt is not an error: it is listed as refused.
     """
     spans: list[tuple[int, Span]] = []
     refused: list[str] = []
@@ -232,9 +225,7 @@ def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
 
 
 def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_pb2.Span]]:
-    """Yield the spans, each with the attributes of its resource. Raise ValueError if the body
-    cannot be read.
-    """
+    """Yield the spans, each with the attributes of its resource. Raise ValueError if the body cannot be read."""
     try:
         left, attributes_left = _Left(_MOST_PARTS), _Left(_MOST_ATTRIBUTES, "attributes")
         for resource, spans in _json_groups(body, left) if encoding == JSON else _protobuf_groups(body, left):
@@ -250,8 +241,7 @@ def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_p
 
 
 _Group = tuple[Resource, Iterator[trace_pb2.Span]]
-"""A resource and its spans. They are parsed one by one, because a parsed message takes up to 90
-times its bytes."""
+"""A resource and its spans. They are parsed one by one, because a parsed message takes up to 90 times its bytes."""
 
 
 class TooManyParts(ValueError):
@@ -266,8 +256,8 @@ class _Left:
         self._what = what
 
     def take(self, number: int = 1) -> None:
-        """Count one part of the request: a field of a protobuf message, or a group of spans in
-        JSON. Raise ValueError when there are too many.
+        """Count one part of the request: a field of a protobuf message, or a group of spans in JSON. Raise ValueError
+        when there are too many.
         """
         self._number -= number
         if self._number < 0:
@@ -275,7 +265,6 @@ class _Left:
 
 
 def _protobuf_groups(body: bytes, left: _Left) -> Iterator[_Group]:
-    """Yield each resource of a request in protobuf with its spans."""
     for group in _parts(memoryview(body), ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, left):
         resource = b"".join(_parts(group, trace_pb2.ResourceSpans.RESOURCE_FIELD_NUMBER, left))
         if len(resource) > _RESOURCE_BYTES:
@@ -314,8 +303,8 @@ def _count_value(value: memoryview, left: _Left, depth: int) -> None:
 
 
 def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview]:
-    """Yield the bytes of each occurrence of field `number` in a protobuf message, not parsed. Raise
-    ValueError for bytes that are no message.
+    """Yield the bytes of each occurrence of field `number` in a protobuf message, not parsed. Raise ValueError for
+    bytes that are no message.
 
     Every field of the message counts as a part, because each one costs memory when it is parsed.
     """
@@ -364,8 +353,8 @@ def _json_groups(body: bytes, left: _Left) -> Iterator[_Group]:
 
 
 def _with_numbers(span: dict[str, Any]) -> dict[str, Any]:
-    """Return a span with numbers in place of the names of its kind and status, however they are
-    spelled. An unknown name is the default, as an unknown number is.
+    """Return a span with numbers in place of the names of its kind and status, however they are spelled. An unknown
+    name is the default, as an unknown number is.
     """
     found = dict(span)
     if isinstance(name := enum_name(found.get("kind")), str):
@@ -385,8 +374,8 @@ def _json_spans(group: dict[str, Any], left: _Left) -> Iterator[dict[str, Any]]:
 
 
 def _objects(parent: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects in the lists under these names of one field; empty if it is missing. Raise
-    ValueError for another value.
+    """Return the objects in the lists under these names of one field; empty if it is missing. Raise ValueError for
+    another value.
     """
     objects: list[dict[str, Any]] = []
     for name in names:
@@ -403,17 +392,15 @@ _M = TypeVar("_M", bound=Message)
 
 
 def _from_json(entries: Any, message: _M) -> _M:
-    """Fill a protobuf message from a JSON object, and return it."""
     _check_objects("resource", entries, message.DESCRIPTOR)
     return json_format.ParseDict(cast(dict[str, Any], entries), message, ignore_unknown_fields=True)
 
 
 def _check_objects(name: str, entries: Any, kind: Any) -> None:
-    """Raise ValueError for a value that is no object where a message of the descriptor `kind` has
-    one.
+    """Raise ValueError for a value that is no object where a message of the descriptor `kind` has one.
 
-    protobuf's reader takes each character of a text for the name of an unknown field: it reads
-    "value": "x" as no value, and 60 MB of text in 25 s.
+    protobuf's reader takes each character of a text for the name of an unknown field: it reads "value": "x" as no
+    value, and 60 MB of text in 25 s.
     """
     if not isinstance(entries, dict):
         raise ValueError(f"{name} is {storable(repr(entries), limit=100)}, not an object")
@@ -427,8 +414,8 @@ def _check_objects(name: str, entries: Any, kind: Any) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object with its ids in base64, as protobuf's own JSON has them. OTLP writes
-    them in hexadecimal digits.
+    """Return a JSON object with its ids in base64, as protobuf's own JSON has them. OTLP writes them in hexadecimal
+    digits.
     """
     entries = dict(pairs)
     if len(entries) != len(pairs):
@@ -474,7 +461,6 @@ def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
 
 
 def _called(span_id: str, name: str) -> str:
-    """Return how messages name a span."""
     return f"span {span_id or '(without id)'} {storable(repr(name), limit=100)}"
 
 
@@ -488,9 +474,7 @@ def _hex(whose: str, value: bytes, length: int) -> str:
 
 
 def _placing(noun: str, attributes: Attributes, resource: Attributes) -> Any:
-    """Return the value of the first attribute that gives a span's `noun` ("rollout_id", ...); None
-    if there is none.
-    """
+    """Return the value of the first attribute that gives a span's `noun` ("rollout_id", ...); None if there is none."""
     names = _PLACE[noun]
     return next((source[name] for source in (attributes, resource) for name in names if name in source), None)
 

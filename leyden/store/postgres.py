@@ -1,9 +1,7 @@
-"""`PostgresLightningStore`: the SQL store on PostgreSQL, durable, shared by any number of processes
-and machines.
+"""`PostgresLightningStore`: the SQL store on PostgreSQL, durable, shared by any number of processes and machines.
 
-It has a few threads with a connection each, some for writes and some for reads, so that long reads
-delay no write, and one thread that listens for commits of other stores. A call returns when the
-server has flushed its change to the disk.
+It has a few threads with a connection each, some for writes and some for reads, so that long reads delay no write, and
+one thread that listens for commits of other stores. A call returns when the server has flushed its change to the disk.
 """
 
 from __future__ import annotations
@@ -38,13 +36,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
-"""The pauses between retries of a claim whose rows other transactions have locked, usually for
-about 1 ms."""
+"""The pauses between retries of a claim whose rows other transactions have locked, usually for about 1 ms."""
 
 
 class _Threads:
-    """Runs operations in up to `most` threads, each with a session of its own. The first starts at
-    once, the others on demand.
+    """Runs operations in up to `most` threads, each with a session of its own. The first starts at once, the others on
+    demand.
     """
 
     def __init__(self, url: str, name: str, most: int, session: Callable[[], PostgresSession]) -> None:
@@ -81,7 +78,6 @@ class _Threads:
         return await result_of(self._jobs, job)
 
     def stop(self) -> None:
-        """Refuse new operations, and block until the accepted ones are done. Safe to repeat."""
         with self._gate:
             self._open = False
         self._finalizer()
@@ -96,8 +92,8 @@ class _Threads:
 def _serve(session: PostgresSession, jobs: SimpleQueue[QueuedOperation | None]) -> None:
     """Run a thread: execute jobs until the store closes.
 
-    It keeps no reference to `_Threads`, so that a store that is dropped without `close` is
-    collected, which ends the threads.
+    It keeps no reference to `_Threads`, so that a store that is dropped without `close` is collected, which ends the
+    threads.
     """
     loops: Loops = weakref.WeakSet()
     session.connect()
@@ -215,22 +211,20 @@ def _listener(target: Target, sender: str, signals: Signals, patience: Patience)
 
 
 class PostgresLightningStore(SqlLightningStore):
-    """A store in a PostgreSQL database (14 or newer). Every method is safe from any thread, event
-    loop, process and machine.
+    """A store in a PostgreSQL database (14 or newer). Every method is safe from any thread, event loop, process and
+    machine.
 
-    url: `postgresql://user:password@host:port/database`, with `?schema=NAME` for a schema other
-        than `leyden` (created if missing; each holds one store) and any option of libpq. A pooler
-        that gives each transaction another connection does not work, because it passes no
-        notifications on.
-    durability: both values wait for the server's disk; "power" also waits for its synchronous
-        standbys, if it has some.
+    url: `postgresql://user:password@host:port/database`, with `?schema=NAME` for a schema other than `leyden` (created
+        if missing; each holds one store) and any option of libpq. A pooler that gives each transaction another
+        connection does not work, because it passes no notifications on.
+    durability: both values wait for the server's disk; "power" also waits for its synchronous standbys, if it has some.
     connections: the most connections for writes and reads, half each; one more listens.
-    patience_seconds: how long opening the store, and each call, wait for a server that is away
-        before they raise StoreError.
+    patience_seconds: how long opening the store, and each call, wait for a server that is away before they raise
+        StoreError.
 
-    Raise ConfigError if psycopg is not installed. Raise StoreError if the server stays away or
-    refuses the login, or if a newer Leyden or another program wrote the schema. A pickled store
-    holds its address with the password, and unpickles to a store of its own.
+    Raise ConfigError if psycopg is not installed. Raise StoreError if the server stays away or refuses the login, or if
+    a newer Leyden or another program wrote the schema. A pickled store holds its address with the password, and
+    unpickles to a store of its own.
     """
 
     def __init__(
@@ -252,8 +246,8 @@ class PostgresLightningStore(SqlLightningStore):
         return _opened, self._address
 
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout]:
-        """Claim rollouts without waiting for the queue. While it finds nothing although rollouts
-        are queued, because other transactions hold their rows, try again for about half a second.
+        """Claim rollouts without waiting for the queue. While it finds nothing although rollouts are queued, because
+        other transactions hold their rows, try again for about half a second.
         """
         for pause_seconds in _PAUSES_SECONDS:
             claimed = await super()._claim(limit, worker_id, claim_id)

@@ -1,9 +1,9 @@
 """Read a store's file while another process may own and write it.
 
-The module takes no lock and changes nothing, not even the directory. A file without a write-ahead
-log has no owner and is read as it is; one with a log is read together with the log. SQLite does not
-notify other processes. A thread therefore reads the number that changes with each commit 20 times a
-second, at 10 microseconds each, and waiters wake a moment after a commit.
+The module takes no lock and changes nothing, not even the directory. A file without a write-ahead log has no owner and
+is read as it is; one with a log is read together with the log. SQLite does not notify other processes. A thread
+therefore reads the number that changes with each commit 20 times a second, at 10 microseconds each, and waiters wake a
+moment after a commit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _OPENING_SECONDS = 0.5
 
 
 _Stamp = tuple[int, int] | None
-"""The time and size of the last change of a file without a log; None if there is a log, whose
-changes SQLite itself reports."""
+"""The time and size of the last change of a file without a log; None if there is a log, whose changes SQLite itself
+reports."""
 
 
 class ReadOnlyDriver:
-    """Reads the store in the file at `path`; every write raises StoreError. Raise StoreError if
-    there is no store to read.
+    """Reads the store in the file at `path`; every write raises StoreError. Raise StoreError if there is no store to
+    read.
     """
 
     def __init__(self, path: Path, signals: Signals) -> None:
@@ -56,9 +56,7 @@ class ReadOnlyDriver:
         self._watch = _FileWatch(path, self.url, signals)
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-        """Run a read on the newest file at this path. If another file has replaced it meanwhile,
-        read again.
-        """
+        """Run a read on the newest file at this path. If another file has replaced it meanwhile, read again."""
         while True:
             reader, stamp = self._newest_reader()
             try:
@@ -105,8 +103,8 @@ class ReadOnlyDriver:
             reader.stop()
 
     def _newest_reader(self) -> tuple[SessionThread, _Stamp]:
-        """Return a reader of the present file. Open a new one if another process has opened the
-        file for writing since, even if it has closed it again.
+        """Return a reader of the present file. Open a new one if another process has opened the file for writing since,
+        even if it has closed it again.
         """
         with self._opening:
             if self._closed:
@@ -137,8 +135,8 @@ class _FileWatch:
 def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> None:
     """Run a thread: wake all waiters whenever the database changes, until `over` is set.
 
-    A file without a log is compared by its time and size. Once there is a log, a connection reads
-    SQLite's `data_version`, which changes with each commit of another process.
+    A file without a log is compared by its time and size. Once there is a log, a connection reads SQLite's
+    `data_version`, which changes with each commit of another process.
     """
     connection: sqlite3.Connection | None = None
     seen: object = _stamp_of(path)
@@ -202,8 +200,8 @@ def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
 def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
     """Return a connection for reading. Raise StoreError for a file that is no store.
 
-    stamp: a file with a stamp has no log and so no writer. It is opened as immutable, so that
-        SQLite makes no files beside it.
+    stamp: a file with a stamp has no log and so no writer. It is opened as immutable, so that SQLite makes no files
+        beside it.
     """
     alone = "" if stamp is None else "&immutable=1"
     connection = connect(f"file:{quote(str(path))}?mode=ro{alone}", {"query_only": "ON", "temp_store": "MEMORY"})
@@ -216,7 +214,7 @@ def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
 
 
 def _is_half_open(error: sqlite3.Error) -> bool:
-    """Return whether the error may be passing: while an owner opens or closes the file, the log
-    exists for a moment without its index.
+    """Return whether the error may be passing: while an owner opens or closes the file, the log exists for a moment
+    without its index.
     """
     return (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_CANTOPEN")

@@ -1,9 +1,8 @@
-"""Count the requests to a store server and how long they took, in memory, from the start of the
-server.
+"""Count the requests to a store server and how long they took, in memory, from the start of the server.
 
 The module knows no HTTP beyond a status, and no format in which a monitor reads the counts
-(`leyden/monitor/prometheus.py`). Every request is counted, in the one event loop that serves, so
-counting is a look-up and a bisection without a lock.
+(`leyden/monitor/prometheus.py`). Every request is counted, in the one event loop that serves, so counting is a look-up
+and a bisection without a lock.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Durations:
 
 
 class RequestMetrics:
-    """The number of requests by method and status, and the durations of the requests that did not
-    wait for an event, by method.
+    """The number of requests by method and status, and the durations of the requests that did not wait for an event, by
+    method.
     """
 
     def __init__(self, connections: Callable[[], int] = lambda: 0) -> None:

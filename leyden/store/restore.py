@@ -1,8 +1,8 @@
 """Import the releases of an export into a new store (`import_parquet`).
 
-It reads resources with all versions, labels, releases, the audit log and feedback. Rollouts,
-attempts, spans, runs and metrics stay in the files, where DuckDB or pandas read them. Of each live
-rollout, the new store gets the version and the arm, which late feedback needs.
+It reads resources with all versions, labels, releases, the audit log and feedback. Rollouts, attempts, spans, runs and
+metrics stay in the files, where DuckDB or pandas read them. Of each live rollout, the new store gets the version and
+the arm, which late feedback needs.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
 
     store: a file, a database or memory, without resources, feedback and releases.
     directory: one that `leyden store export` made.
-    Raise ConfigError for a client of a server, for a store that holds any of these, for files that
-    are missing or do not fit, and if pyarrow is not installed. Nothing is added then.
+    Raise ConfigError for a client of a server, for a store that holds any of these, for files that are missing or do
+    not fit, and if pyarrow is not installed. Nothing is added then.
     """
     if not isinstance(store, SqlLightningStore):
         raise ConfigError(
@@ -126,8 +126,8 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
 
 
 def _items(path: Path, model: type[M]) -> list[M]:
-    """Return the rows of one file as objects of `model`. Raise ConfigError, which names the row and
-    the column, for a row that no store takes.
+    """Return the rows of one file as objects of `model`. Raise ConfigError, which names the row and the column, for a
+    row that no store takes.
     """
     items: list[M] = []
     seen: set[tuple[Any, ...]] = set()
@@ -219,9 +219,7 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _lengths(column: Any) -> Any:
-    """Return the byte length of each text of a column, without making the texts; None for a column
-    of another type.
-    """
+    """Return the byte length of each text of a column, without making the texts; None for a column of another type."""
     arrow, _ = arrow_modules()
     texts = column.dictionary if arrow.types.is_dictionary(column.type) else column
     if not (arrow.types.is_string(texts.type) or arrow.types.is_large_string(texts.type)):

@@ -1,7 +1,7 @@
 """`LightningStoreServer`: serve a store to other processes and machines over HTTP.
 
-The module knows sockets and threads; `store_app.py` knows requests and replies, `wire.py` the routes. To
-serve more than the store, give the server a view (GET), or `StoreApp` a handler (POST).
+The module knows sockets and threads; `store_app.py` knows requests and replies, `wire.py` the routes. To serve more
+than the store, give the server a view (GET), or `StoreApp` a handler (POST).
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     from leyden.store.client import LightningStoreClient
 
 _GRACE_SECONDS = 2.0
-"""The seconds that requests under way may take after `stop`. Waiting requests get their reply at
-once."""
+"""The seconds that requests under way may take after `stop`. Waiting requests get their reply at once."""
 
 
 class LightningStoreServer(NamedOptions):
-    """Serves `store` between `start` and `stop`, on a thread of its own, and sweeps and prunes it
-    (`Sweeper`).
+    """Serves `store` between `start` and `stop`, on a thread of its own, and sweeps and prunes it (`Sweeper`).
 
-    `stop` leaves the store open. A pickled server is unpickled as a client of it, so that it can be
-    passed to a child process.
+    `stop` leaves the store open. A pickled server is unpickled as a client of it, so that it can be passed to a child
+    process.
     """
 
     def __init__(
@@ -63,20 +61,19 @@ class LightningStoreServer(NamedOptions):
         """Make the server without starting it.
 
         host, port: the address to listen on; port 0 chooses a free one.
-        socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches
-            it, and `stop` removes it.
+        socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches it, and `stop`
+            removes it.
         token: the secret that clients must send; None serves this machine only.
-        operator_token: the only secret that moves labels, freezes versions and advances releases.
-            It admits to everything else too. None: `token` does all of this.
+        operator_token: the only secret that moves labels, freezes versions and advances releases. It admits to
+            everything else too. None: `token` does all of this.
         insecure: serve other machines without a token.
         max_body_bytes: the limit of one request; a larger one is refused with 413.
         retention: the rule by which the store prunes finished rollouts; None keeps all.
         claims_from: until this latch opens, the queue looks empty to clients; None: it is open.
-        views: further handlers of GET by path, such as `monitor.prometheus.metrics`; they need the
-            token.
+        views: further handlers of GET by path, such as `monitor.prometheus.metrics`; they need the token.
         connection_limits: how long a client may take; None: the defaults of `ConnectionLimits`.
-        Raise ConfigError for an address that other machines reach, unless there is a token or
-        `insecure`, and for an empty token.
+        Raise ConfigError for an address that other machines reach, unless there is a token or `insecure`, and for an
+        empty token.
         """
         if socket_path is not None and (host, port) != ("127.0.0.1", 0):
             raise ConfigError(
@@ -144,8 +141,7 @@ class LightningStoreServer(NamedOptions):
             await self._ended.wait_async()
 
     async def announce_end(self, *, within_seconds: float) -> None:
-        """Notify the clients that wait for it (`LightningStoreClient.wait_for_end`) that there is
-        no more work.
+        """Notify the clients that wait for it (`LightningStoreClient.wait_for_end`) that there is no more work.
 
         Return when all of them have been notified, or after `within_seconds`.
         """
@@ -167,9 +163,7 @@ class LightningStoreServer(NamedOptions):
         return reconnect, (self.endpoint, self._token, {})
 
     def _start(self) -> None:
-        """Listen, serve in a new thread, and record the address for other processes. Do nothing if
-        the server runs.
-        """
+        """Listen, serve in a new thread, and record the address for other processes. Do nothing if the server runs."""
         with self._lock:
             if self._thread is not None:
                 return
@@ -214,8 +208,7 @@ class LightningStoreServer(NamedOptions):
     def _listen(self) -> socket.socket:
         """Return a listening socket, on the Unix socket path or on host and port.
 
-        A `port` of 0 is replaced by the one that the system chose. Raise StoreError if the address
-        cannot be bound.
+        A `port` of 0 is replaced by the one that the system chose. Raise StoreError if the address cannot be bound.
         """
         if self._socket_path is not None:
             try:

@@ -1,9 +1,9 @@
 """Run operations from any thread and any event loop on one database session.
 
-The module knows threads and event loops, and no operation. A short operation runs in the calling
-thread if the session is free, because handing it to another thread and back would cost more than
-most operations take. Any other operation is a job for the session's own thread. The jobs that wait
-there share one commit (group commit), and each event loop gets its results by one call.
+The module knows threads and event loops, and no operation. A short operation runs in the calling thread if the session
+is free, because handing it to another thread and back would cost more than most operations take. Any other operation is
+a job for the session's own thread. The jobs that wait there share one commit (group commit), and each event loop gets
+its results by one call.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from leyden.store.sql.transaction import Long
 _SHORT = 64
 """The most rows of a short operation. One on more rows takes longer than handing it to a thread."""
 YIELD_EVERY = 32
-"""After this many operations in the calling thread, which never wait, the event loop's other tasks
-get a turn."""
+"""After this many operations in the calling thread, which never wait, the event loop's other tasks get a turn."""
 _BATCH = 1024
 """The most jobs that share a commit. The first of them waits for all."""
 
@@ -83,8 +82,8 @@ class QueuedOperation:
 class SessionThread:
     """Runs operations on `session`, until `stop`.
 
-    inline: whether a short operation may run in the calling thread. It must not if a commit waits
-        for the disk, which would block the event loop.
+    inline: whether a short operation may run in the calling thread. It must not if a commit waits for the disk, which
+        would block the event loop.
     """
 
     def __init__(self, session: Session, name: str, *, inline: bool) -> None:
@@ -122,8 +121,7 @@ class SessionThread:
     async def run_here(
         self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool = False
     ) -> Any:
-        """Run a short operation in the calling thread. Raise Long if it is not short, or if the
-        session is in use.
+        """Run a short operation in the calling thread. Raise Long if it is not short, or if the session is in use.
 
         reads: the operation changes nothing.
         """
@@ -173,8 +171,8 @@ def check_process(url: str, pid: int) -> None:
 def _serve(session: Session, jobs: SimpleQueue[QueuedOperation | None]) -> None:
     """Run the thread: execute jobs until the mark of the end (None).
 
-    It keeps no reference to `SessionThread`, so that a store that is dropped without `close` is
-    collected, which ends the thread.
+    It keeps no reference to `SessionThread`, so that a store that is dropped without `close` is collected, which ends
+    the thread.
     """
     loops: Loops = weakref.WeakSet()
     _work(session, jobs, loops)
@@ -214,8 +212,8 @@ def _next_batch(jobs: SimpleQueue[QueuedOperation | None]) -> list[QueuedOperati
 
 
 def deliver(jobs: SimpleQueue[QueuedOperation | None], batch: Sequence[QueuedOperation]) -> Loops:
-    """Resolve each job's future, with one call for each event loop. Return the loops in which a
-    cancelled caller may still have its operation undone.
+    """Resolve each job's future, with one call for each event loop. Return the loops in which a cancelled caller may
+    still have its operation undone.
     """
     undoable: Loops = weakref.WeakSet()
     by_loop: dict[asyncio.AbstractEventLoop, list[QueuedOperation]] = {}
@@ -259,8 +257,8 @@ def _resolve(jobs: SimpleQueue[QueuedOperation | None], finished: Sequence[Queue
 async def result_of(jobs: SimpleQueue[QueuedOperation | None], job: QueuedOperation) -> Any:
     """Return the result of a queued operation, or raise its error.
 
-    jobs: the queue that the operation is in. If the caller is cancelled after the commit and before
-        it receives the result, the operation's `undo` is put there.
+    jobs: the queue that the operation is in. If the caller is cancelled after the commit and before it receives the
+        result, the operation's `undo` is put there.
     """
     future = job.future
     assert future is not None

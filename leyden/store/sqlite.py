@@ -1,8 +1,8 @@
 """`SqliteLightningStore`: the SQL store on a file, durable, owned by one process.
 
-It has one writer thread (group commit) and one reader thread, so that a long read delays no write.
-A call returns when its change is committed to the write-ahead log, where it survives the death of
-any process. `durability="power"` also waits for the disk, so that it survives a power cut.
+It has one writer thread (group commit) and one reader thread, so that a long read delays no write. A call returns when
+its change is committed to the write-ahead log, where it survives the death of any process. `durability="power"` also
+waits for the disk, so that it survives a power cut.
 """
 
 from __future__ import annotations
@@ -89,15 +89,14 @@ class _FileDriver:
 
 
 class SqliteLightningStore(SqlLightningStore):
-    """A store in the SQLite file at `path`, created if it is missing. Every method is safe from any
-    thread and any event loop.
+    """A store in the SQLite file at `path`, created if it is missing. Every method is safe from any thread and any
+    event loop.
 
-    One process owns the file. Raise StoreError, naming the owner, while another process (or
-    another store of this one) has it open, and for a file that is damaged or that a newer Leyden or
-    another program wrote.
+    One process owns the file. Raise StoreError, naming the owner, while another process (or another store of this one)
+    has it open, and for a file that is damaged or that a newer Leyden or another program wrote.
 
-    read_only: open a store that exists, whatever process owns and writes it, also in a directory
-        without write permission. Every write raises StoreError.
+    read_only: open a store that exists, whatever process owns and writes it, also in a directory without write
+        permission. Every write raises StoreError.
     """
 
     def __init__(self, path: str | Path, *, durability: Durability = "process", read_only: bool = False) -> None:
@@ -116,15 +115,15 @@ class SqliteLightningStore(SqlLightningStore):
         return {**super().capabilities, "swept": self._read_only}
 
     def record_server(self, server: str | None) -> None:
-        """Record the URL where the store is served, for the error of another process that opens the
-        file. None: it is not served.
+        """Record the URL where the store is served, for the error of another process that opens the file. None: it is
+        not served.
         """
         self._record_server(server)
 
 
 def _take_ownership(path: Path, url: str) -> LockFile:
-    """Create the file and its directory if they are missing, and return the held lock. Raise
-    StoreError if that fails, StoreFull if the disk is full.
+    """Create the file and its directory if they are missing, and return the held lock. Raise StoreError if that fails,
+    StoreFull if the disk is full.
     """
     try:
         private_directory(path.parent)
@@ -144,9 +143,7 @@ def _take_ownership(path: Path, url: str) -> LockFile:
 
 
 def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connection]:
-    """Return connections for the writer, the reader and the checkpointer. Migrate the database
-    first.
-    """
+    """Return connections for the writer, the reader and the checkpointer. Migrate the database first."""
     target = f"file:{quote(str(path))}"
     pragmas: dict[str, str | int] = {
         "synchronous": _SYNCHRONOUS[durability],

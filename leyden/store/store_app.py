@@ -1,5 +1,5 @@
-"""The store as an ASGI application: each request calls one method of the store and replies with its
-result or its error.
+"""The store as an ASGI application: each request calls one method of the store and replies with its result or its
+error.
 
 It knows HTTP and the table of `wire.py`; no socket, no thread, no database. A reply never holds a
 traceback: an unexpected error is logged under a number, and the reply names that number.
@@ -68,9 +68,7 @@ _PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
     f"{PREFIX}/health": lambda: pages.health().body,
     "/openapi.json": openapi_json,
 }
-"""Paths that need no token, because they show nothing of the store, and the JSON that a GET
-returns.
-"""
+"""Paths that need no token, because they show nothing of the store, and the JSON that a GET returns."""
 _CLAIM: Final = "dequeue_many_rollouts"
 """The method whose result must be undone if no client receives it."""
 _FOR_OPERATORS: Final = frozenset(
@@ -84,8 +82,8 @@ View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 
 @runtime_checkable
 class JsonStore(Protocol):
-    """A store that writes the results of some methods as JSON directly, which costs less than
-    making objects and serializing them.
+    """A store that writes the results of some methods as JSON directly, which costs less than making objects and
+    serializing them.
     """
 
     @property
@@ -129,13 +127,11 @@ class StoreApp:
     ) -> None:
         """Make the application.
 
-        token: the secret that a client must send as `Authorization: Bearer`; None admits every
-            client.
-        operator_token: the only secret that moves labels, freezes versions and advances releases.
-            It admits to everything else too. None: `token` does all of this.
+        token: the secret that a client must send as `Authorization: Bearer`; None admits every client.
+        operator_token: the only secret that moves labels, freezes versions and advances releases. It admits to
+            everything else too. None: `token` does all of this.
         guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
-        max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with
-            413.
+        max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with 413.
         handlers: further handlers of POST, by path; they need the token.
         claims_from: until this latch opens, the queue looks empty; None: it is open.
         views: further handlers of GET, by path; they need the token.
@@ -166,11 +162,10 @@ class StoreApp:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one HTTP request. Every error becomes a JSON reply with its status; an unexpected
-        error is logged.
+        """Handle one HTTP request. Every error becomes a JSON reply with its status; an unexpected error is logged.
 
-        A request whose client has gone gets no reply. Requests that wait for news are counted in
-        the metrics without a duration.
+        A request whose client has gone gets no reply. Requests that wait for news are counted in the metrics without a
+        duration.
         """
         current_run_id.set(None)  # the run of a request is the sender's, never one of this process
         headers: RequestHeaders = dict(scope["headers"])
@@ -196,9 +191,8 @@ class StoreApp:
     async def _reply(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> HttpReply:
         """Check, route and run one request, and return its reply.
 
-        The order matters: public pages need no token; then come the mounted handlers and views;
-        then the routes of the store's methods. Raise Refusal or LeydenError for a request that is
-        refused.
+        The order matters: public pages need no token; then come the mounted handlers and views; then the routes of the
+        store's methods. Raise Refusal or LeydenError for a request that is refused.
         """
         self._guard.check(scope)
         path: str = scope["raw_path"].decode("latin-1")
@@ -247,9 +241,7 @@ class StoreApp:
     def write_result(
         self, route: Route, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool
     ) -> bytes:
-        """Return the method's result as JSON. Override it to write the replies that other clients
-        read.
-        """
+        """Return the method's result as JSON. Override it to write the replies that other clients read."""
         return route.encode_result(arguments, result, body, packed=packed)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
@@ -266,8 +258,8 @@ class StoreApp:
     async def _claim(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
         """Claim rollouts, and undo the claim if its reply reaches no client.
 
-        A client that chose the claim's id may repeat the request on another connection, whose reply
-        counts. Its request to undo the claim may arrive before the claim does.
+        A client that chose the claim's id may repeat the request on another connection, whose reply counts. Its request
+        to undo the claim may arrive before the claim does.
         """
         chosen = arguments.get("claim_id")
         claim_id = arguments["claim_id"] = ids.claim_id() if chosen is None else chosen
@@ -290,9 +282,7 @@ class StoreApp:
         return await _fitting(route, method(**arguments))
 
     async def _dequeue(self, *, timeout_seconds: float = 0.0, **arguments: Any) -> Sequence[AttemptedRollout]:
-        """Claim rollouts once the server admits claims. Waiting for that counts as waiting in the
-        queue.
-        """
+        """Claim rollouts once the server admits claims. Waiting for that counts as waiting in the queue."""
         if self._claims_from is not None and not self._claims_from.is_set():
             until = asyncio.get_running_loop().time() + timeout_seconds
             with contextlib.suppress(TimeoutError):
@@ -306,8 +296,8 @@ class StoreApp:
     async def _while_connected(self, operation: Awaitable[Any], receive: Receive) -> Any:
         """Return the operation's result.
 
-        If the client leaves first, cancel the operation and raise ClientGone. If the server stops
-        first, cancel it and raise Refusal (503).
+        If the client leaves first, cancel the operation and raise ClientGone. If the server stops first, cancel it and
+        raise Refusal (503).
         """
         working, gone = asyncio.ensure_future(operation), asyncio.ensure_future(disconnected(receive))
         task = cast("asyncio.Task[None]", asyncio.current_task())
@@ -335,9 +325,7 @@ class StoreApp:
                 working.exception()  # retrieved, so that asyncio does not log it if it was not raised above
 
     def _check_token(self, headers: RequestHeaders) -> None:
-        """Raise Refusal (401) if the server has a token and the request bears neither that token
-        nor the operators'.
-        """
+        """Raise Refusal (401) if the server has a token and the request bears neither that token nor the operators'."""
         if self._token is None:
             return
         given = bearer_token(headers.get(b"authorization"))
@@ -351,8 +339,8 @@ class StoreApp:
             )
 
     def _check_operator(self, headers: RequestHeaders, route: Route) -> None:
-        """Raise Refusal (403) for a method that needs the operators' token if the request lacks it.
-        A server without such a token lets every admitted client call these methods.
+        """Raise Refusal (403) for a method that needs the operators' token if the request lacks it. A server without
+        such a token lets every admitted client call these methods.
         """
         if self._operator_token is None or route.method not in _FOR_OPERATORS:
             return
@@ -367,9 +355,7 @@ class StoreApp:
         return self._operator_token is not None and is_secret(given, self._operator_token)
 
     def _no_such_route(self, scope: Scope, path: str) -> Refusal:
-        """Return the refusal (404) of an unknown path. Raise Refusal (405) if the path takes
-        another verb.
-        """
+        """Return the refusal (404) of an unknown path. Raise Refusal (405) if the path takes another verb."""
         if path in _PUBLIC or path in self._views:
             check_method(scope, "GET")
         verbs = ["POST"] if path in self._handlers else verbs_at(path)
@@ -392,16 +378,16 @@ async def _fitting(route: Route, result: Awaitable[T]) -> T:
 
 
 def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether the method may wait: its parameter is not 0, or is None for no limit (the
-    default of `timeout`).
+    """Return whether the method may wait: its parameter is not 0, or is None for no limit (the default of
+    `timeout`).
     """
     seconds = arguments.get(parameter, None if parameter == "timeout" else 0.0)
     return seconds is None or seconds > 0
 
 
 def _check_content_type(headers: RequestHeaders) -> None:
-    """Raise Refusal (415) for anything but JSON: a page of another site can send other types
-    without a preflight request.
+    """Raise Refusal (415) for anything but JSON: a page of another site can send other types without a preflight
+    request.
     """
     if content_type(headers) != b"application/json":
         given = headers.get(b"content-type", b"").decode("latin-1")
@@ -417,13 +403,11 @@ def _cached(headers: RequestHeaders, payload: bytes) -> HttpReply:
 
 
 def _error(status: int, error: LeydenError, *headers: tuple[bytes, bytes]) -> HttpReply:
-    """Return the reply that reports an error by its class and its message."""
     body = json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
     return HttpReply(status, body, JSON, *headers)
 
 
 def _unexpected(scope: Scope, error: Exception) -> HttpReply:
-    """Log an unexpected error under a random number, and return a reply with that number alone."""
     incident = secrets.token_hex(4)
     logger.error("incident %s: %s %s failed", incident, scope["method"], scope["path"], exc_info=error)
     return _error(500, StoreError(f"the server failed unexpectedly; its log has the details: {incident}"))

@@ -1,8 +1,8 @@
-"""`Sweeper`: the background tasks that the owner of a store runs. They end the attempts whose time
-is over, mark the silent ones, and delete the rollouts that retention does not keep.
+"""`Sweeper`: the background tasks that the owner of a store runs. They end the attempts whose time is over, mark the
+silent ones, and delete the rollouts that retention does not keep.
 
-The module knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both run on a schedule,
-never as a side effect of a read.
+The module knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both run on a schedule, never as a side
+effect of a read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _SHORTEST_SECONDS = 0.01
 """The shortest pause between two sweeps."""
 _PRUNE_STEP = 1000
-"""The most rollouts that are deleted between two pauses. Each step first finds the rollouts to
-keep, which takes 50 ms for a million rollouts."""
+"""The most rollouts that are deleted between two pauses. Each step first finds the rollouts to keep, which takes 50 ms
+for a million rollouts."""
 _SHOWN = 3
 """The most attempts that a line of the log names."""
 
@@ -34,11 +34,11 @@ _SHOWN = 3
 class Sweeper:
     """Sweeps and prunes `store` during its `async with` block.
 
-    interval_seconds: the longest time between two sweeps. There is also one at each deadline. A
-        store that its server sweeps (`capabilities["swept"]`) is not swept here.
+    interval_seconds: the longest time between two sweeps. There is also one at each deadline. A store that its server
+        sweeps (`capabilities["swept"]`) is not swept here.
     retention: the limits of what is kept; None keeps everything.
-    prune_interval_seconds: the time between two prunes; one more runs at the end. Between two
-        prunes the store may exceed the limits.
+    prune_interval_seconds: the time between two prunes; one more runs at the end. Between two prunes the store may
+        exceed the limits.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Sweeper:
         return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - unix_time()))
 
     async def _prune(self) -> float:
-        """Delete all rollouts beyond the limits of retention, step by step, and return the seconds
-        until the next prune.
+        """Delete all rollouts beyond the limits of retention, step by step, and return the seconds until the next
+        prune.
         """
         started, before = time.monotonic(), self.forgotten
         step = _PRUNE_STEP
@@ -108,8 +108,8 @@ class Sweeper:
 
 
 async def _repeat(work: Callable[[], Awaitable[float]], retry_seconds: float, name: str) -> None:
-    """Call `work` again and again until the store is closed, each time after the seconds that it
-    returned. After an error, log it and wait for `retry_seconds`.
+    """Call `work` again and again until the store is closed, each time after the seconds that it returned. After an
+    error, log it and wait for `retry_seconds`.
 
     name: what the log calls the work.
     """

@@ -1,8 +1,8 @@
 """Implement the store's methods that wait, on three operations that return at once.
 
-The module knows signals, and neither a database nor a network. Stores in this process, on a shared
-database or behind a server all wait in the same way. They differ in the source of their `Signals`:
-commits, notifications of the database, or news from the server.
+The module knows signals, and neither a database nor a network. Stores in this process, on a shared database or behind a
+server all wait in the same way. They differ in the source of their `Signals`: commits, notifications of the database,
+or news from the server.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from leyden.types import UNSET, AttemptedRollout, News, Rollout, SpanPage, Unset
 
 
 class WaitingStore(LightningStore):
-    """A store whose waiting methods wait for its `Signals`. A subclass implements three operations
-    that return at once: `_claim`, `_finished` and `_new_spans`.
+    """A store whose waiting methods wait for its `Signals`. A subclass implements three operations that return at once:
+    `_claim`, `_finished` and `_new_spans`.
     """
 
     def __init__(self, signals: Signals) -> None:
@@ -44,8 +44,8 @@ class WaitingStore(LightningStore):
         """Return up to `limit` spans after a cursor, and the next cursor, without waiting."""
 
     async def _expect_signals(self) -> None:
-        """Make sure that signals arrive, because a caller is about to wait. A store behind a server
-        starts to read news; others need nothing.
+        """Make sure that signals arrive, because a caller is about to wait. A store behind a server starts to read
+        news; others need nothing.
         """
 
     async def dequeue_many_rollouts(
@@ -106,8 +106,8 @@ class WaitingStore(LightningStore):
     async def _poll(
         self, after: str | None, rollout_ids: Sequence[str] | None, limit: int, timeout_seconds: float
     ) -> SpanPage:
-        """Return new spans after a cursor. Wait up to `timeout_seconds` for the first; the page is
-        empty if none arrives.
+        """Return new spans after a cursor. Wait up to `timeout_seconds` for the first; the page is empty if none
+        arrives.
         """
         if timeout_seconds <= 0:
             return await self._new_spans(after, rollout_ids, limit)
@@ -139,8 +139,8 @@ class WaitingStore(LightningStore):
                     return news
 
     async def _wait(self, rollout_ids: Sequence[str], needed: int, timeout: float | None) -> Sequence[Rollout]:
-        """Wait until `needed` of the rollouts are finished or the timeout has passed, and return
-        all that are finished by then.
+        """Wait until `needed` of the rollouts are finished or the timeout has passed, and return all that are finished
+        by then.
 
         timeout: in seconds; None waits without limit.
         """

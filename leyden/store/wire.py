@@ -1,12 +1,10 @@
 """The store's REST interface as one table that server, client and OpenAPI document read.
 
-A line of `ROUTES` names a method of `LightningStore`, its verb and its path. The rest comes from
-the protocol's annotations: parameters named in the path are read from the path, all others from the
-JSON body (POST) or the query string (GET). A parameter that is left out has the protocol's default.
-The reply is the method's result as JSON.
+A line of `ROUTES` names a method of `LightningStore`, its verb and its path. The rest comes from the protocol's
+annotations: parameters named in the path are read from the path, all others from the JSON body (POST) or the query
+string (GET). A parameter that is left out has the protocol's default. The reply is the method's result as JSON.
 
-The module knows no socket. To serve a new method, add a line to `ROUTES`. A test compares the table
-with the protocol.
+The module knows no socket. To serve a new method, add a line to `ROUTES`. A test compares the table with the protocol.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ from leyden.types.tokens import PACKED
 
 PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"
-"""The media type of replies to Leyden's own client. Token records are the bytes of
-`TokenRecord.pack` in base64, an eighth of the lists that other clients get. For added spans, which
-the client has itself, the reply holds only their places in the request and their sequence ids."""
+"""The media type of replies to Leyden's own client. Token records are the bytes of `TokenRecord.pack` in base64, an
+eighth of the lists that other clients get. For added spans, which the client has itself, the reply holds only their
+places in the request and their sequence ids."""
 
 _STATUS: dict[type[LeydenError], int] = {
     UnknownRollout: 404,
@@ -76,8 +74,8 @@ _ON_THE_WIRE: dict[str, Any] = {
     "float": Annotated[float, Field(allow_inf_nan=False)],
     "Rollout": Annotated[AttemptedRollout | Rollout, Field(union_mode="left_to_right")],
 }
-"""Types that replace the protocol's for JSON: numbers are limited to those that a database takes,
-and a rollout with an attempt is read as such."""
+"""Types that replace the protocol's for JSON: numbers are limited to those that a database takes, and a rollout with an
+attempt is read as such."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +88,17 @@ class Route:
     method: str
     status: int = 200
     body_is: str | None = None
-    """The parameter that is the whole body: a list of items, or one item, to which the reply is one
-    item too. None: the body is an object with the parameters by name."""
+    """The parameter that is the whole body: a list of items, or one item, to which the reply is one item too. None: the
+    body is an object with the parameters by name."""
     repeatable: bool = True
-    """Whether a client may send the request again without knowing the outcome of the first; see the
-    protocol."""
+    """Whether a client may send the request again without knowing the outcome of the first; see the protocol."""
     left_out: tuple[tuple[str, Any], ...] = ()
-    """Defaults of parameters in a request, in the place of the protocol's defaults, which would
-    depend on the state of the server's store object."""
+    """Defaults of parameters in a request, in the place of the protocol's defaults, which would depend on the state of
+    the server's store object."""
     cached: bool = False
     """Whether the reply has an ETag, so that a client need not load it twice."""
     echoes: bool = False
-    """Whether the reply repeats spans of the body with their sequence ids, which LEYDEN_JSON
-    abbreviates."""
+    """Whether the reply repeats spans of the body with their sequence ids, which LEYDEN_JSON abbreviates."""
 
     @cached_property
     def segments(self) -> tuple[str, ...]:
@@ -142,9 +138,7 @@ class Route:
 
     @cached_property
     def arguments(self) -> TypeAdapter[dict[str, Any]]:
-        """The type of the body's or query's parameters by name. Those with a default are
-        optional.
-        """
+        """The type of the body's or query's parameters by name. Those with a default are optional."""
         fields: dict[str, Any] = {}
         for name in self.elsewhere:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
@@ -180,9 +174,7 @@ class Route:
     # ---- the server's side -----------------------------------------------------------------------
 
     def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
-        """Return the method's arguments by name. Raise ConfigError, which names the fault and its
-        place.
-        """
+        """Return the method's arguments by name. Raise ConfigError, which names the fault and its place."""
         # `in` for one letter is faster than for a word, and most bodies contain neither letter.
         if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
             _refuse_constants(body)
@@ -206,8 +198,7 @@ class Route:
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
     def encode_result(self, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool) -> bytes:
-        """Return a result as the JSON of the reply. A request for one item (`body`) gets one item
-        or null.
+        """Return a result as the JSON of the reply. A request for one item (`body`) gets one item or null.
 
         packed: write tokens as base64 of their arrays (LEYDEN_JSON), for Leyden's client.
         """
@@ -244,8 +235,8 @@ class Route:
     # ---- the client's side -----------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, without those that were not given (UNSET). Raise
-        TypeError as the call does.
+        """Return the arguments of a call by name, without those that were not given (UNSET). Raise TypeError as the
+        call does.
         """
         names = self._positional
         if len(args) <= len(names):
@@ -260,9 +251,7 @@ class Route:
         )
 
     def path_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the path of one call, with the query of a GET. Raise ConfigError for an id that no
-        URL can hold.
-        """
+        """Return the path of one call, with the query of a GET. Raise ConfigError for an id that no URL can hold."""
         parts = [_quoted(arguments[part[1:-1]], part) if part[0] == "{" else part for part in self.segments]
         query: dict[str, Any] = {}
         if self.verb == "GET":
@@ -282,9 +271,7 @@ class Route:
         return dump(given, "") if self.body_is is None else dump(given[self.body_is], self.body_is)
 
     def result_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
-        """Return the method's result from a reply in LEYDEN_JSON. Raise ValueError for another
-        body.
-        """
+        """Return the method's result from a reply in LEYDEN_JSON. Raise ValueError for another body."""
         if self.echoes:
             assert self.body_is is not None
             return _from_short(arguments[self.body_is], load(_SHORT, body))
@@ -399,8 +386,8 @@ ROUTES: tuple[Route, ...] = (
 )
 
 BY_METHOD: Mapping[str, Route] = {route.method: route for route in ROUTES}
-"""The route that a client takes for each method. Of two routes it is the one with a body, which can
-hold every parameter, unlike a query."""
+"""The route that a client takes for each method. Of two routes it is the one with a body, which can hold every
+parameter, unlike a query."""
 
 _WORDS = frozenset(part for route in ROUTES for part in route.segments if part[0] != "{")
 """The fixed segments of all paths."""
@@ -410,9 +397,7 @@ _WORDS = frozenset(part for route in ROUTES for part in route.segments if part[0
 
 
 class _Node:
-    """A node in the tree of paths: the nodes below it by fixed segment and by id, and its routes by
-    verb.
-    """
+    """A node in the tree of paths: the nodes below it by fixed segment and by id, and its routes by verb."""
 
     def __init__(self) -> None:
         self.by_word: dict[str, _Node] = {}
@@ -440,11 +425,10 @@ _WITHOUT_IDS = {(route.verb, PREFIX + route.path): route for route in ROUTES if 
 
 
 def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
-    """Return the route at a raw (quoted) path of a request and the ids in it; None if there is
-    none.
+    """Return the route at a raw (quoted) path of a request and the ids in it; None if there is none.
 
-    A fixed segment of the table is never read as an id: a client quotes an id that looks like one.
-    Raise ConfigError for an id that is not UTF-8.
+    A fixed segment of the table is never read as an id: a client quotes an id that looks like one. Raise ConfigError
+    for an id that is not UTF-8.
     """
     if route := _WITHOUT_IDS.get((verb, raw_path)):
         return route, []
@@ -520,7 +504,8 @@ def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
 def _exact(value: Any, name: str, *, free: bool) -> Any:
     """Return an argument of the protocol with its free parts as JSON has them (`json_value`).
 
-    name: how errors call the argument. free: whether it may be any JSON.
+    name: how errors call the argument.
+    free: whether it may be any JSON.
     """
     if free:
         return json_value(value, name)
@@ -550,7 +535,6 @@ def _has_free_fields(hint: Any) -> bool:
 
 
 def _is_free(hint: Any) -> bool:
-    """Return whether a type is any JSON, or a mapping or a list of any JSON."""
     return hint is Any or any(map(_is_free, typing.get_args(hint)))
 
 
@@ -607,7 +591,6 @@ _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
 
 
 def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, int]]:
-    """Return the place among the sent spans, and the sequence id, of each added span."""
     places: dict[tuple[str, str, str], int] = {}
     for place, span in enumerate(sent):
         places.setdefault((span.rollout_id, span.attempt_id, span.span_id), place)
@@ -615,15 +598,14 @@ def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, in
 
 
 def _from_short(sent: Sequence[Span], short: Sequence[tuple[int, int]]) -> list[Span]:
-    """Return the added spans, from the sent ones and what `_in_short` made of them."""
     return [
         sent[place] if sent[place].sequence_id == number else numbered(sent[place], number) for place, number in short
     ]
 
 
 def _refuse_constants(body: bytes) -> None:
-    """Raise ConfigError if the body has NaN or infinity, which JSON lacks and parsers may accept.
-    Other faults of the body are found when it is validated.
+    """Raise ConfigError if the body has NaN or infinity, which JSON lacks and parsers may accept. Other faults of the
+    body are found when it is validated.
     """
 
     def refuse(name: str) -> None:
@@ -654,12 +636,11 @@ def _faults(error: ValidationError) -> str:
 
 
 _FAULTS = 1000
-"""The most faults of which the first are named. With more, that takes seconds, because pydantic
-lists all faults or none."""
+"""The most faults of which the first are named. With more, that takes seconds, because pydantic lists all faults or
+none."""
 
 
 def _short(value: Any) -> str:
-    """Return the `repr` of a value, cut after 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
@@ -693,8 +674,8 @@ _typed_dict: Any = TypedDict
 
 
 def _until_the_first_fault(hint: Any) -> Any:
-    """Return the type, with lists whose validation stops at the first fault, because a report of a
-    fault takes a hundred times the memory of the byte that caused it.
+    """Return the type, with lists whose validation stops at the first fault, because a report of a fault takes a
+    hundred times the memory of the byte that caused it.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Sequence:
@@ -705,7 +686,6 @@ def _until_the_first_fault(hint: Any) -> Any:
 
 
 def _kind(hint: Any) -> Literal["list", "mapping", "value"]:
-    """Return how a parameter of this type can stand in a query string; a mapping cannot."""
     origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
     if origins & {Mapping, dict}:
         return "mapping"
@@ -721,8 +701,8 @@ def status_of(error: LeydenError) -> int:
 
 
 def error_from(status: int, body: bytes, url: str) -> LeydenError:
-    """Return the error that a server replied with, of the same class and with the same message; a
-    StoreError for a reply that is no store's.
+    """Return the error that a server replied with, of the same class and with the same message; a StoreError for a
+    reply that is no store's.
     """
     try:
         sent = json.loads(body)

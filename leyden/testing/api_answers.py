@@ -1,7 +1,7 @@
 """The answers of `FakeUpstream` in the format of each API, whole or as a stream.
 
-The module is independent of `leyden.dialects`, so that it can judge the dialects' translations. To
-add an API, write its class and put it into `ANSWERS`.
+The module is independent of `leyden.dialects`, so that it can judge the dialects' translations. To add an API, write
+its class and put it into `ANSWERS`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ _CREATED = 1_700_000_000
 
 @dataclass(frozen=True, slots=True)
 class Misbehaviour:
-    """How one response of a fake server deviates from a good one: its status, delays, breaks and
-    missing fields.
-    """
+    """How one response of a fake server deviates from a good one: its status, delays, breaks and missing fields."""
 
     status: int | None = None
     """Answer with this HTTP status and an error object."""
@@ -34,8 +32,8 @@ class Misbehaviour:
     delay_seconds: float = 0.0
     """Be silent for this many seconds before the first byte."""
     close_after_chunks: int | None = None
-    """Break the connection after this many chunks of a stream, or, whatever the number, in the
-    middle of an answer that is not streamed."""
+    """Break the connection after this many chunks of a stream, or, whatever the number, in the middle of an answer that
+    is not streamed."""
     close_after_bytes: int | None = None
     """Break the connection after this many bytes of the answer's body, unless it is shorter."""
     end_after_chunks: int | None = None
@@ -55,9 +53,7 @@ class Misbehaviour:
 
 @dataclass(frozen=True, slots=True)
 class ServedCall:
-    """One request and its true answer, as `FakeUpstream` remembers them. P prompt tokens, R
-    response tokens.
-    """
+    """One request and its true answer, as `FakeUpstream` remembers them. P prompt tokens, R response tokens."""
 
     response_id: str
     path: str
@@ -129,8 +125,8 @@ class _OpenAIAnswer:
         return answer
 
     def events(self) -> list[bytes]:
-        """Return the server-sent events: for a chat the role, then a chunk for each token, and the
-        usage if the request asks for it.
+        """Return the server-sent events: for a chat the role, then a chunk for each token, and the usage if the request
+        asks for it.
         """
         events = [b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n" for chunk in self._chunks()]
         return [*events, b"data: [DONE]\n\n"]
@@ -149,8 +145,8 @@ class _OpenAIAnswer:
         return message
 
     def _chunks(self) -> list[Json]:
-        """Return the stream's chunks: for a chat the role, then one per token, and one with the
-        usage if the request asks for it.
+        """Return the stream's chunks: for a chat the role, then one per token, and one with the usage if the request
+        asks for it.
         """
         call = self._call
         chunks: list[Json] = []
@@ -187,15 +183,13 @@ class _OpenAIAnswer:
         return {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}
 
     def _add_prompt_ids(self, answer: Json, choice: Json) -> None:
-        """Add the prompt's ids where vLLM has them: in a chat's answer, in a completion's
-        choice.
-        """
+        """Add the prompt's ids where vLLM has them: in a chat's answer, in a completion's choice."""
         if self._with_ids:
             (answer if self._chat else choice)["prompt_token_ids"] = self._call.prompt_ids
 
     def _add_tokens(self, choice: Json, start: int, stop: int) -> None:
-        """Add the ids and log-probabilities of the tokens `start` to `stop` to a choice, as far as
-        the request asks for them. A fault may leave out the last ones.
+        """Add the ids and log-probabilities of the tokens `start` to `stop` to a choice, as far as the request asks for
+        them. A fault may leave out the last ones.
         """
         call, n_tokens = self._call, len(self._call.response_ids)
         if self._with_ids:
@@ -243,8 +237,8 @@ def _delta(piece: Piece, call_index: int) -> Json:
 
 
 class _MessagesAnswer:
-    """Anthropic's messages. Reasoning has a signature, as from a server that checks the reasoning
-    that a client sends back.
+    """Anthropic's messages. Reasoning has a signature, as from a server that checks the reasoning that a client sends
+    back.
     """
 
     def __init__(self, call: ServedCall, fault: Misbehaviour, *, policy_version: int | None) -> None:
@@ -265,8 +259,8 @@ class _MessagesAnswer:
         return self._message(content, self._stop_reason(), len(call.response_ids))
 
     def events(self) -> list[bytes]:
-        """Return the response as Anthropic's server-sent events: a content block for each run of
-        text, reasoning or a call.
+        """Return the response as Anthropic's server-sent events: a content block for each run of text, reasoning or a
+        call.
         """
         call = self._call
         bodies: list[Json] = [{"type": "message_start", "message": self._message([], None, 1)}, {"type": "ping"}]
@@ -292,7 +286,6 @@ class _MessagesAnswer:
         return [_named(body) for body in [*bodies, {"type": "message_stop"}]]
 
     def _stop(self, index: int, kind: str) -> list[Json]:
-        """Return the events that end a content block; reasoning is signed before."""
         signed: list[Json] = []
         if kind == "reasoning":
             delta = {"type": "signature_delta", "signature": self._signature()}
@@ -300,8 +293,9 @@ class _MessagesAnswer:
         return [*signed, {"type": "content_block_stop", "index": index}]
 
     def _message(self, content: list[Json], stop_reason: str | None, n_response: int) -> Json:
-        """Return Anthropic's message object. n_response: the output tokens that its usage
-        reports.
+        """Return Anthropic's message object.
+
+        n_response: the output tokens that its usage reports.
         """
         call = self._call
         usage = {"input_tokens": len(call.prompt_ids), "output_tokens": n_response}
@@ -326,7 +320,6 @@ def _block(piece: Piece) -> Json:
 
 
 def _block_delta(piece: Piece) -> Json:
-    """Return the delta of a content block for a piece."""
     if piece.kind == "arguments":
         return {"type": "input_json_delta", "partial_json": piece.text}
     if piece.kind == "reasoning":
@@ -345,8 +338,8 @@ class _ResponsesAnswer:
         return self._response(self._items(), reason)
 
     def events(self) -> list[bytes]:
-        """Return the response as server-sent events of the Responses API: an output item for each
-        run of text, reasoning or a call.
+        """Return the response as server-sent events of the Responses API: an output item for each run of text,
+        reasoning or a call.
         """
         whole = self.whole()
         items = whole["output"]
@@ -375,9 +368,7 @@ class _ResponsesAnswer:
         return [_named({**body, "sequence_number": number}) for number, body in enumerate(bodies)]
 
     def _items(self) -> list[Json]:
-        """Return the output items of the response: reasoning, message and function calls, if
-        any.
-        """
+        """Return the output items of the response: reasoning, message and function calls, if any."""
         call = self._call
         items: list[Json] = []
         if call.reasoning:
@@ -411,8 +402,9 @@ class _ResponsesAnswer:
 
 
 def _item_added(item: Json, index: int) -> list[Json]:
-    """Return the events that begin an output item, still empty. index: the item's place in the
-    output.
+    """Return the events that begin an output item, still empty.
+
+    index: the item's place in the output.
     """
     empty: Json = {"content": []} if "content" in item else {"arguments": ""}
     shown = {name: value for name, value in item.items() if name != "encrypted_content"}  # sent when the item ends
@@ -426,7 +418,10 @@ def _item_added(item: Json, index: int) -> list[Json]:
 
 
 def _item_done(item: Json, index: int) -> list[Json]:
-    """Return the events that complete an output item. index: the item's place in the output."""
+    """Return the events that complete an output item.
+
+    index: the item's place in the output.
+    """
     place: Json = {"item_id": item["id"], "output_index": index}
     done: list[Json] = []
     if "content" in item:
@@ -441,14 +436,10 @@ def _item_done(item: Json, index: int) -> list[Json]:
 
 
 def _named(body: Json) -> bytes:
-    """Return a server-sent event that carries a body and is named after its type."""
     return f"event: {body['type']}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the arguments of a call as a JSON value. Text that is no JSON is wrapped as
-    Anthropic's documentation proposes.
-    """
     try:
         return json.loads(arguments or "{}")
     except ValueError:

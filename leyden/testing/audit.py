@@ -1,8 +1,7 @@
-"""Check that a store's records agree with each other, whatever happened to the processes that wrote
-them.
+"""Check that a store's records agree with each other, whatever happened to the processes that wrote them.
 
-The audit knows the store's protocol and the lifecycle of rollouts, but no database. It reads every
-record, so it is for tests and for a store after an accident.
+The audit knows the store's protocol and the lifecycle of rollouts, but no database. It reads every record, so it is for
+tests and for a store after an accident.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _OPEN = ("preparing", "running")
 async def audit_store(store: LightningStore) -> list[str]:
     """Return the faults of a store's records, one line each; an empty list if there are none.
 
-    No process may write to the store meanwhile, because rows that are read first are compared with
-    rows that are read last.
+    No process may write to the store meanwhile, because rows that are read first are compared with rows that are read
+    last.
     """
     rollouts = await store.query_rollouts()
     attempts: dict[str, Sequence[Attempt]] = {}
@@ -111,7 +110,6 @@ def _of_attempt(attempt: Attempt, number: int, rollout: Rollout, spans: Sequence
 
 
 def _of_run(run: RunRecord) -> Iterator[str]:
-    """Yield the faults of a run's record."""
     if (run.status in FINAL_RUN_STATUSES) != (run.end_time is not None):
         yield f"it is {run.status!r} and its end_time is {run.end_time}"
     if run.end_time is not None and run.end_time < run.start_time:
@@ -119,7 +117,10 @@ def _of_run(run: RunRecord) -> Iterator[str]:
 
 
 def _of_worker(worker: Worker, attempts: dict[tuple[str, str], Attempt]) -> Iterator[str]:
-    """Yield the faults of a worker. attempts: all attempts by the ids of rollout and attempt."""
+    """Yield the faults of a worker.
+
+    attempts: all attempts by the ids of rollout and attempt.
+    """
     if (worker.status == "busy") != (worker.current_attempt_id is not None):
         yield f"it is {worker.status!r} with {worker.current_attempt_id!r}"
     if worker.current_attempt_id is None or worker.current_rollout_id is None:

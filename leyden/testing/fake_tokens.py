@@ -1,9 +1,9 @@
 """The tokens of `FakeUpstream`: one for each byte of UTF-8, and a few that no text contains.
 
-Every text can be encoded and decoded again. As with real tokenizers, one character can be several
-tokens. The tokens that no text contains stand where chat templates have theirs: around reasoning
-and calls, and at the end of an answer. So the prompt of the next turn begins with this turn's
-prompt and answer, as long as the agent sends the answer back unchanged.
+Every text can be encoded and decoded again. As with real tokenizers, one character can be several tokens. The tokens
+that no text contains stand where chat templates have theirs: around reasoning and calls, and at the end of an answer.
+So the prompt of the next turn begins with this turn's prompt and answer, as long as the agent sends the answer back
+unchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Literal
 END = 2
 """The token that ends a complete answer."""
 _THINK, _THOUGHT, _CALL, _NAME, _ARGUMENTS, _CALLED = range(3, 9)
-"""Special tokens: around reasoning, then before the id, the name and the arguments of a tool call,
-and after it."""
+"""Special tokens: around reasoning, then before the id, the name and the arguments of a tool call, and after it."""
 _FIRST_BYTE = 16
 """The token of the byte 0. Smaller ids are special."""
 
@@ -28,9 +27,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Return the text of token ids. Special ids have no text; an incomplete character becomes
-    U+FFFD.
-    """
+    """Return the text of token ids. Special ids have no text; an incomplete character becomes U+FFFD."""
     return bytes(id_ - _FIRST_BYTE for id_ in ids if id_ >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
@@ -40,8 +37,7 @@ class ToolCall:
 
     name: str
     arguments: str = "{}"
-    """The arguments as the model writes them: the text of a JSON object, unless the model makes a
-    mistake."""
+    """The arguments as the model writes them: the text of a JSON object, unless the model makes a mistake."""
     call_id: str = ""
     """The call's id. Empty in a reply: the server makes one up."""
 
@@ -58,8 +54,8 @@ class ChatTurn:
 
 
 def prompt_ids_of(turns: Sequence[ChatTurn], tools: str = "") -> list[int]:
-    """Return the prompt's token ids by the chat template: the tools, the turns, and the start of
-    the assistant's next turn.
+    """Return the prompt's token ids by the chat template: the tools, the turns, and the start of the assistant's next
+    turn.
     """
     ids = encode(f"<tools>{tools}</>") if tools else []
     for turn in turns:
@@ -84,9 +80,8 @@ class Piece:
 
     kind: Literal["text", "reasoning", "call", "arguments", "nothing"]
     text: str = ""
-    """The text that the token completes: a character of several bytes belongs to its last token.
-    For
-    a `call`: the id and the name, separated by a line feed."""
+    """The text that the token completes: a character of several bytes belongs to its last token. For a `call`: the id
+    and the name, separated by a line feed."""
 
 
 def pieces_of(ids: Sequence[int]) -> Iterator[Piece]:

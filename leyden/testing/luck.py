@@ -1,10 +1,9 @@
-"""`LuckGame`: a game of several moves whose true advantages are known, and whose first move is
-luck.
+"""`LuckGame`: a game of several moves whose true advantages are known, and whose first move is luck.
 
-It is for algorithms that credit single model calls. The reward of a whole game says little about
-the later moves, because the first one is worth more than all of them and cannot be learnt: the task
-decides which first answer is lucky, and the player does not see it. The game knows no model and no
-agent. An answer is text, of which the first character counts.
+It is for algorithms that credit single model calls. The reward of a whole game says little about the later moves,
+because the first one is worth more than all of them and cannot be learnt: the task decides which first answer is lucky,
+and the player does not see it. The game knows no model and no agent. An answer is text, of which the first character
+counts.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def is_even(answer: str) -> bool:
 class LuckGame:
     """A game of `n_moves` answers, at least two.
 
-    The first answer earns `luck` points if it is even and `lucky` is true, or if it is odd and
-    `lucky` is false. Each later answer earns a ninth of its digit, so 9 is the best. The first
-    answer does not matter if half of the tasks are `lucky`.
+    The first answer earns `luck` points if it is even and `lucky` is true, or if it is odd and `lucky` is false. Each
+    later answer earns a ninth of its digit, so 9 is the best. The first answer does not matter if half of the tasks are
+    `lucky`.
     """
 
     lucky: bool
@@ -45,9 +44,7 @@ class LuckGame:
         check_number("n_moves", self.n_moves, at_least=2, whole=True)
 
     def reward(self, answers: Sequence[str]) -> float:
-        """Return the points of a game's first answers: the game's reward if all `n_moves` are
-        given.
-        """
+        """Return the points of a game's first answers: the game's reward if all `n_moves` are given."""
         if not answers:
             return 0.0
         return self.luck * (is_even(answers[0]) == self.lucky) + sum(map(points_of, answers[1:]))

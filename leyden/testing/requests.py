@@ -1,8 +1,8 @@
 """Parse requests as the servers of each API read them.
 
-The module is independent of `leyden.dialects`, so that it can judge the dialects' translations: a
-request and its translation mean the same if they become the same turns, and so the same tokens.
-Requests are not validated; a malformed one raises AttributeError, KeyError or TypeError.
+The module is independent of `leyden.dialects`, so that it can judge the dialects' translations: a request and its
+translation mean the same if they become the same turns, and so the same tokens. Requests are not validated; a malformed
+one raises AttributeError, KeyError or TypeError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
 
 
 def _tool(tool: Any) -> Json:
-    """Return a tool definition of any API in one common form."""
     function = tool.get("function") or tool  # chat nests what the others have at the top
     schema: Any = function.get("input_schema") or function.get("parameters") or {"type": "object", "properties": {}}
     return {"name": function["name"], "description": function.get("description"), "parameters": schema}
@@ -82,8 +81,8 @@ def _messages_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
 
 
 def _user_turns(role: str, content: Any) -> list[ChatTurn]:
-    """Return the turns of a user's message: each tool result is a turn of the role `tool ID`, and
-    other neighbouring blocks are one turn.
+    """Return the turns of a user's message: each tool result is a turn of the role `tool ID`, and other neighbouring
+    blocks are one turn.
     """
     turns: list[ChatTurn] = []
     for block in content:
@@ -97,8 +96,8 @@ def _user_turns(role: str, content: Any) -> list[ChatTurn]:
 
 
 def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
-    """Return the turns of an assistant's message. A turn has reasoning, then text, then tool calls,
-    so a block that comes out of this order begins a new turn.
+    """Return the turns of an assistant's message. A turn has reasoning, then text, then tool calls, so a block that
+    comes out of this order begins a new turn.
     """
     turns = [ChatTurn(role)]
     for block in content:
@@ -119,7 +118,6 @@ def _assistant_turns(role: str, content: Any) -> list[ChatTurn]:
 
 
 def _anthropic_part(block: Any) -> str:
-    """Return the text that stands for one content block of Anthropic's API."""
     if block["type"] == "text":
         return block["text"]
     source = block["source"]
@@ -128,8 +126,8 @@ def _anthropic_part(block: Any) -> str:
 
 
 def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
-    """Return the turns of a request to the Responses API. Consecutive items of the assistant are
-    one turn, as long as reasoning and text come before calls.
+    """Return the turns of a request to the Responses API. Consecutive items of the assistant are one turn, as long as
+    reasoning and text come before calls.
     """
     turns = [ChatTurn("system", request["instructions"])] if request.get("instructions") else []
     given: Any = request["input"]
@@ -155,9 +153,6 @@ def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
 
 
 def _put(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
-    """Merge `more` into the assistant's turn `last`, the end of `turns`; append it if that is
-    None.
-    """
     if last is None:
         turns.append(more)
     else:
@@ -179,7 +174,10 @@ def _responses_part(part: Any) -> str:
 
 
 def _text(content: Any, read: Callable[[Any], str]) -> str:
-    """Return a message's content as text. read: returns the text of one part of a list."""
+    """Return a message's content as text.
+
+    read: returns the text of one part of a list.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(read(part) for part in content)

@@ -1,11 +1,11 @@
 """`FakeUpstream`: a small truthful server that speaks OpenAI's APIs and Anthropic's messages.
 
-An answer depends on the request and its `seed` alone. It has real token ids and log-probabilities
-in vLLM's convention where the API has room for them, streamed or not. The server keeps each answer
-as a `ServedCall` to compare with. On demand it misbehaves as real servers do.
+An answer depends on the request and its `seed` alone. It has real token ids and log-probabilities in vLLM's convention
+where the API has room for them, streamed or not. The server keeps each answer as a `ServedCall` to compare with. On
+demand it misbehaves as real servers do.
 
-It knows nothing of the gateway. The module `requests` parses requests, `api_answers` writes answers.
-To add a way to misbehave, add a field to `Misbehaviour` and honour it there or here.
+It knows nothing of the gateway. The module `requests` parses requests, `api_answers` writes answers. To add a way to
+misbehave, add a field to `Misbehaviour` and honour it there or here.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "ms
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of `FakeUpstream` with text, reasoning and tool calls, all optional. Its reply
-    function returns one if a plain text is not enough.
+    """A reply of `FakeUpstream` with text, reasoning and tool calls, all optional. Its reply function returns one if a
+    plain text is not enough.
 
-    `Reply(calls=(ToolCall("get_weather", '{"city": "Paris"}'),))` calls a tool. The server writes
-    it in the form of the API that was requested.
+    `Reply(calls=(ToolCall("get_weather", '{"city": "Paris"}'),))` calls a tool. The server writes it in the form of the
+    API that was requested.
     """
 
     text: str = ""
@@ -52,12 +52,10 @@ class Reply:
 
 
 class FakeUpstream:
-    """A local model server for tests: OpenAI's chat, completions and responses, and Anthropic's
-    messages.
+    """A local model server for tests: OpenAI's chat, completions and responses, and Anthropic's messages.
 
-    It listens on a loopback port in the running event loop, between `start` and `stop` or in
-    `async with`. `reply` decides what it says: a text, or a `Reply` with reasoning and tool calls,
-    whichever API is used.
+    It listens on a loopback port in the running event loop, between `start` and `stop` or in `async with`. `reply`
+    decides what it says: a text, or a `Reply` with reasoning and tool calls, whichever API is used.
 
         def reply(body):
             if body["messages"][-1]["role"] == "tool":
@@ -77,14 +75,14 @@ class FakeUpstream:
         policy_version: int | None = None,
         fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
-        """model: the name that is served, or several; a request for another one gets status 404.
-            None: every name is served.
-        reply: a function of a request's body (its JSON, a dict) that returns a str or a `Reply`.
-            None: a few words that depend on the prompt and the seed.
+        """model: the name that is served, or several; a request for another one gets status 404. None: every name is
+        served.
+        reply: a function of a request's body (its JSON, a dict) that returns a str or a `Reply`. None: a few words that
+            depend on the prompt and the seed.
         delay_seconds: how long each answer takes.
         policy_version: claimed for every token, if given.
-        fault: a function of a request's body that returns its fault, or None. Faults that were
-            given to `misbehave` go first.
+        fault: a function of a request's body that returns its fault, or None. Faults that were given to `misbehave` go
+            first.
         Raise ConfigError for a name that is no text, or for no name at all.
         """
         self.models = () if model is None else (model,) if isinstance(model, str) else tuple(model)
@@ -137,7 +135,10 @@ class FakeUpstream:
         raise KeyError(response_id)
 
     async def start(self, *, port: int = 0) -> None:
-        """Start to serve. Calling it again does nothing. port: 0 chooses a free one."""
+        """Start to serve. Calling it again does nothing.
+
+        port: 0 chooses a free one.
+        """
         if self._runner is not None:
             return
         app = web.Application(client_max_size=2**30)
@@ -225,8 +226,8 @@ class FakeUpstream:
     def _serve(self, request: web.Request, body: Json, path: str) -> ServedCall:
         """Generate the response to a request and append the call to `calls`.
 
-        Without a reply function, equal prompts with an equal seed get equal responses. Raise
-        ConfigError if the reply function fails.
+        Without a reply function, equal prompts with an equal seed get equal responses. Raise ConfigError if the reply
+        function fails.
         """
         prompt_ids = request_prompt_ids(path, body)
         draw = hashlib.sha256(f"{prompt_ids}\x1f{body.get('seed')}".encode()).digest()
@@ -261,8 +262,8 @@ class FakeUpstream:
 
 
 def _replied(reply: Callable[[Json], str | Reply], body: Json) -> Reply:
-    """Return what a reply function says to a request's body. Raise ConfigError if the function
-    raises, or returns something else than text or a `Reply` with `ToolCall`s.
+    """Return what a reply function says to a request's body. Raise ConfigError if the function raises, or returns
+    something else than text or a `Reply` with `ToolCall`s.
     """
     try:
         said: Any = reply(body)
@@ -277,7 +278,6 @@ def _replied(reply: Callable[[Json], str | Reply], body: Json) -> Reply:
 
 
 def _a(value: object) -> str:
-    """Return a value's type for a message, such as "a dict"; "None" for None."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -297,8 +297,8 @@ def _begun_calls(pieces: list[Piece]) -> tuple[ToolCall, ...]:
 
 
 async def _stream(request: web.Request, answer: ApiAnswer, fault: Misbehaviour) -> web.StreamResponse:
-    """Send the response's events, and stop where the fault says: close the connection, end the
-    stream early, or stall for ever.
+    """Send the response's events, and stop where the fault says: close the connection, end the stream early, or stall
+    for ever.
     """
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
@@ -344,7 +344,6 @@ async def _break_off(request: web.Request, answer: ApiAnswer, after_bytes: int |
 
 
 def _cut(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Break the connection as a dying server does."""
     if request.transport is not None:
         request.transport.abort()
     return response

@@ -1,11 +1,11 @@
-"""Record what an agent does, in the right attempt: traces, the sources of their spans, and the
-delivery of spans to the store.
+"""Record what an agent does, in the right attempt: traces, the sources of their spans, and the delivery of spans to the
+store.
 
-`Tracer.trace_context` opens a `Trace`, which becomes the current one of its context. `OtelTracer`
-collects OpenTelemetry's spans. `AgentOpsTracer` and `WeaveTracer` collect the calls that these
-libraries trace (both are optional). `DummyTracer` collects only what the agent's code emits. The
-package knows the store's protocol and no runner, agent or model. For a new source of spans see
-`tracer.py`; for other processes see `carry.py`; for a client or framework see `instrumentation/`.
+`Tracer.trace_context` opens a `Trace`, which becomes the current one of its context. `OtelTracer` collects
+OpenTelemetry's spans. `AgentOpsTracer` and `WeaveTracer` collect the calls that these libraries trace (both are
+optional). `DummyTracer` collects only what the agent's code emits. The package knows the store's protocol and no
+runner, agent or model. For a new source of spans see `tracer.py`; for other processes see `carry.py`; for a client or
+framework see `instrumentation/`.
 """
 
 from leyden.tracing.agentops import AgentOpsTracer as AgentOpsTracer

@@ -1,9 +1,8 @@
 """`AgentOpsTracer`: records in Leyden what AgentOps instruments, instead of sending it to AgentOps.
 
-AgentOps's instrumentation and decorators make OpenTelemetry spans, which `OtelTracer` collects like
-any others. AgentOps's client, which needs a key and sends to agentops.ai, is never started: while a
-trace is open, `agentops.init()` does nothing. AgentOps (extra `agentops`) is imported when the
-first trace of such a tracer opens.
+AgentOps's instrumentation and decorators make OpenTelemetry spans, which `OtelTracer` collects like any others.
+AgentOps's client, which needs a key and sends to agentops.ai, is never started: while a trace is open,
+`agentops.init()` does nothing. AgentOps (extra `agentops`) is imported when the first trace of such a tracer opens.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ A second block would record each call twice."""
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records the calls that AgentOps's own instrumentation sees, and functions with decorators
-    such as `@agentops.operation`.
+    """Records the calls that AgentOps's own instrumentation sees, and functions with decorators such as
+    `@agentops.operation`.
 
     No service is called, and no key is needed.
     Raise MissingExtra if `agentops` is not installed.
@@ -46,9 +45,7 @@ class AgentOpsTracer(OtelTracer):
         require_packages("agentops", extra="agentops", needed_by="AgentOpsTracer")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context, entered around each trace, in which AgentOps's instrumentation is on
-        and its client off.
-        """
+        """Return a context, entered around each trace, in which AgentOps's instrumentation is on and its client off."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_AgentOps())
@@ -56,8 +53,8 @@ class AgentOpsTracer(OtelTracer):
 
 
 class _AgentOps(Instrumentation):
-    """Turns AgentOps's instrumentation on while a trace is open, and its client off. If the user
-    has started AgentOps themselves, its instrumentation stays as it is.
+    """Turns AgentOps's instrumentation on while a trace is open, and its client off. If the user has started AgentOps
+    themselves, its instrumentation stays as it is.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("agentops",)
@@ -66,9 +63,7 @@ class _AgentOps(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Turn AgentOps's decorators and instrumentation on, and let `agentops.init()` do
-        nothing.
-        """
+        """Turn AgentOps's decorators and instrumentation on, and let `agentops.init()` do nothing."""
         instrumentation: Any = importlib.import_module("agentops.instrumentation")
         client: Any = importlib.import_module("agentops.client.client")
         core: Any = instrumentation.tracer
@@ -85,12 +80,10 @@ class _AgentOps(Instrumentation):
             self._undo.callback(instrumentation.uninstrument_all)
 
     def remove(self) -> None:
-        """Undo `install`."""
         self._undo.close()
 
 
 def _left_wrapped() -> Iterator[tuple[Any, str]]:
-    """Yield the classes and methods of `_LEFT_WRAPPED` that are installed here."""
     for module, owner, name in _LEFT_WRAPPED:
         try:
             yield getattr(importlib.import_module(module), owner), name
@@ -104,8 +97,6 @@ def _reset(core: Any) -> None:
 
 
 def _does_nothing(original: Callable[..., Any]) -> Callable[..., None]:
-    """Return a method that does nothing, to replace `original`."""
-
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         """Replace the `init` of AgentOps's client while a trace of Leyden is open."""
 

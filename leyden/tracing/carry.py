@@ -9,15 +9,14 @@ While a trace is open, threads and processes that are started in it continue the
 | `ProcessPoolExecutor`, `multiprocessing.Pool` | the trace, for each piece of work |
 | `subprocess`, `asyncio.create_subprocess_*` | environment variables (`Trace.environment`) |
 
-A variable that a program's own `env` changes keeps that value. `asyncio` tasks and
-`asyncio.to_thread` carry context variables by themselves. The methods are replaced while at least
-one trace is open, and restored when the last one closes. A call outside a trace works as before. A
-worker of a pool does not belong to the trace in which it was started, because each piece of work
-brings its own. A child of a bare `os.fork()` is in no trace, so emitting there raises an error
-instead of losing the span.
+A variable that a program's own `env` changes keeps that value. `asyncio` tasks and `asyncio.to_thread` carry context
+variables by themselves. The methods are replaced while at least one trace is open, and restored when the last one
+closes. A call outside a trace works as before. A worker of a pool does not belong to the trace in which it was started,
+because each piece of work brings its own. A child of a bare `os.fork()` is in no trace, so emitting there raises an
+error instead of losing the span.
 
-The module knows these starters and the current trace. To support another one (a new kind of
-executor), add its method to `_patches`.
+The module knows these starters and the current trace. To support another one (a new kind of executor), add its method
+to `_patches`.
 """
 
 from __future__ import annotations
@@ -49,9 +48,7 @@ _ENV_POSITION = 10
 
 
 def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """Return a `Thread.start` that runs the thread in a copy of the caller's context while a trace
-    is open.
-    """
+    """Return a `Thread.start` that runs the thread in a copy of the caller's context while a trace is open."""
 
     def start(self: threading.Thread) -> None:
         """Start the thread. If a trace is open, its `run` is called in a copy of this context."""
@@ -69,8 +66,8 @@ def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[t
 
 
 def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    """Return a `ThreadPoolExecutor.submit` that runs each call in a copy of the caller's context
-    while a trace is open.
+    """Return a `ThreadPoolExecutor.submit` that runs each call in a copy of the caller's context while a trace is
+    open.
     """
 
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -98,8 +95,8 @@ class _InContext:
 
 
 class _CarriedRun:
-    """The `run` of a process object that is being started. It is pickled with the object, or
-    inherited by a fork, and opens the trace in the child.
+    """The `run` of a process object that is being started. It is pickled with the object, or inherited by a fork, and
+    opens the trace in the child.
     """
 
     def __init__(self, process: multiprocessing.process.BaseProcess, trace: Trace) -> None:
@@ -129,9 +126,7 @@ def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    """Return a `ProcessPoolExecutor.submit` whose worker runs the call in the current trace, if
-    there is one.
-    """
+    """Return a `ProcessPoolExecutor.submit` whose worker runs the call in the current trace, if there is one."""
 
     def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a call. If a trace is open, the worker runs it within the trace."""
@@ -146,8 +141,6 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
 
 
 def _apart(original: Callable[..., None]) -> Callable[..., None]:
-    """Return an `__init__` of a pool whose workers start outside any trace."""
-
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         with _outside_traces():
             original(self, *args, **kwargs)
@@ -156,8 +149,8 @@ def _apart(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `multiprocessing.pool.Pool` whose workers run the given function in the
-    current trace, if there is one.
+    """Return a method of `multiprocessing.pool.Pool` whose workers run the given function in the current trace, if
+    there is one.
 
     A worker thread gets a copy of the context, a worker process the packed trace.
     """
@@ -178,8 +171,8 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a `Popen.__init__` whose program gets the current trace's environment variables,
-    merged with the call's `env`.
+    """Return a `Popen.__init__` whose program gets the current trace's environment variables, merged with the call's
+    `env`.
     """
 
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
@@ -196,12 +189,11 @@ def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of uvloop's loop that starts a program with the current trace's environment
-    variables, merged with the call's `env`.
+    """Return a method of uvloop's loop that starts a program with the current trace's environment variables, merged
+    with the call's `env`.
     """
 
     def spawn(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Start the program. If a trace is open, it gets the trace's environment variables."""
         trace = CURRENT.get()
         if trace is not None:
             kwargs["env"] = _merged(trace, kwargs.get("env"))
@@ -211,8 +203,8 @@ def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
-    """Return the environment of a program that a trace starts: the trace's variables, except those
-    that the call sets to another value than this process has.
+    """Return the environment of a program that a trace starts: the trace's variables, except those that the call sets
+    to another value than this process has.
 
     given: the call's own `env`; None: this process's environment.
     """
@@ -296,8 +288,7 @@ def _watch_forks() -> None:
 def _forget_trace() -> None:
     """Leave the trace in a forked child, and replace the lock.
 
-    The connection to the store stayed in the parent, and so did the threads, one of which may have
-    held the lock.
+    The connection to the store stayed in the parent, and so did the threads, one of which may have held the lock.
     """
     _Patched.lock = threading.Lock()
     if CURRENT.get() is not None:

@@ -1,9 +1,8 @@
-"""Open and close a trace, with `with` or `async with`, here or in a process to which it was
-carried.
+"""Open and close a trace, with `with` or `async with`, here or in a process to which it was carried.
 
-Opening makes it the current trace of this context. Closing delivers all of its spans. This module
-joins a trace with its outbox, with the address for other processes, and with what carries it into
-threads and processes. It makes no spans.
+Opening makes it the current trace of this context. Closing delivers all of its spans. This module joins a trace with
+its outbox, with the address for other processes, and with what carries it into threads and processes. It makes no
+spans.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _LAST: ContextVar[Trace | None] = ContextVar("leyden_last_trace", default=None)
 class TraceContext:
     """A context manager that opens one trace. Enter it once.
 
-    `async with` delivers the spans in the running loop; `with` blocks its thread until all are
-    delivered. Leaving the block raises the error that kept spans from the store. If the block
-    itself was cancelled or interrupted, that error is only logged.
+    `async with` delivers the spans in the running loop; `with` blocks its thread until all are delivered. Leaving the
+    block raises the error that kept spans from the store. If the block itself was cancelled or interrupted, that error
+    is only logged.
     """
 
     def __init__(
@@ -116,8 +115,8 @@ class TraceContext:
     def _open(self, loop: asyncio.AbstractEventLoop | None) -> Trace:
         """Make the trace and set it as the current one, here and for OpenTelemetry.
 
-        loop: the loop that delivers spans to the store; None keeps them in the trace. Raise
-        ConfigError if it was opened before.
+        loop: the loop that delivers spans to the store; None keeps them in the trace. Raise ConfigError if it was
+        opened before.
         """
         if self._trace is not None:
             raise ConfigError(
@@ -210,9 +209,7 @@ class Carried:
 
     @contextmanager
     def _trace(self) -> Generator[None]:
-        """Open the carried trace in this process, below the span that was current where it was
-        packed.
-        """
+        """Open the carried trace in this process, below the span that was current where it was packed."""
         url = self.environment[SPANS_URL]
         # `prepare` is mostly a tracer's bound method, with the tracer as its `__self__`. Then this
         # trace opens the same contexts (`while_open`) as the tracer's traces.

@@ -1,9 +1,7 @@
-"""The current trace: the one that is open in this context, or the one in which this process was
-started.
+"""The current trace: the one that is open in this context, or the one in which this process was started.
 
-A context variable holds it, so hundreds of attempts can run in one process, each in its own tasks
-and threads. OpenTelemetry's context holds it as well, because some libraries carry only that
-context into their thread pools.
+A context variable holds it, so hundreds of attempts can run in one process, each in its own tasks and threads.
+OpenTelemetry's context holds it as well, because some libraries carry only that context into their thread pools.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ from leyden.tracing.trace import CURRENT, OTEL_KEY, SPANS_URL, Trace
 
 
 def current_trace() -> Trace | None:
-    """Return the trace that is open in this context, else the one in which this process was
-    started, or None.
-    """
+    """Return the trace that is open in this context, else the one in which this process was started, or None."""
     trace = CURRENT.get()
     if trace is None:
         trace = trace_of(otel_context.get_current())

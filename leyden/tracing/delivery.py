@@ -1,15 +1,14 @@
 """Deliver finished spans to the store, in batches, off the agent's path.
 
-There is one `Delivery` for each store and event loop, however many attempts are open, and at most
-one `add_many_spans` of it is under way. Spans that end meanwhile go into the next call. A span
-waits 0.2 s at most, because it is also a heartbeat of its attempt; 64 spans do not wait. Closing a
-`SpanOutbox` delivers all spans of its trace. A span that ends after that (a late one) goes through
-a background thread with its own event loop, because the loop of its attempt may be closed by then.
-So do the spans of traces that were opened without a loop.
+There is one `Delivery` for each store and event loop, however many attempts are open, and at most one `add_many_spans`
+of it is under way. Spans that end meanwhile go into the next call. A span waits 0.2 s at most, because it is also a
+heartbeat of its attempt; 64 spans do not wait. Closing a `SpanOutbox` delivers all spans of its trace. A span that ends
+after that (a late one) goes through a background thread with its own event loop, because the loop of its attempt may be
+closed by then. So do the spans of traces that were opened without a loop.
 
-The module knows outboxes and stores, and nothing of agents or OpenTelemetry. After a failure of the
-store, delivery is retried every second until the outbox closes, and for a minute for a late span.
-An error of one attempt (an unknown id, a value that cannot be stored) never holds up the others.
+The module knows outboxes and stores, and nothing of agents or OpenTelemetry. After a failure of the store, delivery is
+retried every second until the outbox closes, and for a minute for a late span. An error of one attempt (an unknown id,
+a value that cannot be stored) never holds up the others.
 """
 
 from __future__ import annotations
@@ -77,11 +76,9 @@ class SpanOutbox:
         self.name = name
         """The trace's name in messages."""
         self.tries = tries
-        """How often a store that fails is tried before the spans are given up; None: until the
-        trace closes."""
+        """How often a store that fails is tried before the spans are given up; None: until the trace closes."""
         self.waiting = 0
-        """Spans that were put and are not in the store yet. Changed under the delivery's lock only.
-        """
+        """Spans that were put and are not in the store yet. Changed under the delivery's lock only."""
         self.lost = 0
         """The number of spans that the store refused for good."""
         self.error: Exception | None = None
@@ -89,8 +86,8 @@ class SpanOutbox:
         self.closed = False
 
     def put(self, span: Span) -> None:
-        """Queue the span for delivery, and return at once. After `close` it is a late span, which
-        the background thread delivers.
+        """Queue the span for delivery, and return at once. After `close` it is a late span, which the background thread
+        delivers.
         """
         if self._delivery.put(self, span):
             return
@@ -104,8 +101,8 @@ class SpanOutbox:
     async def close(self) -> None:
         """Deliver every span that was put. Call it in the delivery's own loop.
 
-        If a span could not be delivered, raise the store's error. An error that is no LeydenError
-        is raised as a StoreError.
+        If a span could not be delivered, raise the store's error. An error that is no LeydenError is raised as a
+        StoreError.
         """
         try:
             await self._delivery.drain(self)
@@ -145,8 +142,7 @@ class Delivery:
         """The call of the store that is under way."""
 
     def put(self, outbox: SpanOutbox, span: Span) -> bool:
-        """Queue a span for delivery. Return False if the outbox or the delivery's event loop is
-        closed.
+        """Queue a span for delivery. Return False if the outbox or the delivery's event loop is closed.
 
         Once the store has refused spans of an outbox, further ones are only counted as lost.
         """
@@ -168,9 +164,7 @@ class Delivery:
         return True
 
     async def drain(self, outbox: SpanOutbox) -> None:
-        """Close the outbox, and wait until its spans are in the store, or are refused, or failed
-        once more.
-        """
+        """Close the outbox, and wait until its spans are in the store, or are refused, or failed once more."""
         with self._lock:
             outbox.closed = True
         # The first round may join a batch that was taken before the last spans ended; the second
@@ -201,7 +195,6 @@ class Delivery:
         self.loop.call_later(seconds, self._tick, context=contextvars.Context())
 
     def _tick(self) -> None:
-        """Send the pending spans, when the timer ends."""
         with self._lock:
             self._armed = False
         if self._pending:
@@ -232,8 +225,8 @@ class Delivery:
             self._put_back(undelivered)
 
     def _put_back(self, undelivered: Sequence[tuple[SpanOutbox, Span]]) -> None:
-        """Queue undelivered spans again, and schedule the next batch: at once if many spans are
-        pending, otherwise after a while.
+        """Queue undelivered spans again, and schedule the next batch: at once if many spans are pending, otherwise
+        after a while.
         """
         with self._lock:
             self._pending[:0] = undelivered
@@ -248,8 +241,7 @@ class Delivery:
     async def _send(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> Sequence[tuple[SpanOutbox, Span]]:
         """Send a batch to the store, and return the spans to retry.
 
-        If the store refuses the batch, send the spans of each outbox alone, to find whose spans are
-        wrong.
+        If the store refuses the batch, send the spans of each outbox alone, to find whose spans are wrong.
         """
         if len(batch) > _MOST_SPANS:
             parts = [batch[start : start + _MOST_SPANS] for start in range(0, len(batch), _MOST_SPANS)]
@@ -286,7 +278,6 @@ class Delivery:
         outbox.error = error
 
     def _refuse(self, outbox: SpanOutbox, count: int, error: Exception) -> None:
-        """Give up `count` spans of an outbox for good."""
         logger.error("%d spans of %s are refused: %s", count, outbox.name, error)
         with self._lock:
             outbox.waiting -= count
@@ -295,7 +286,6 @@ class Delivery:
 
 
 def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
-    """Copy the sequence ids that the store assigned to the trace's own spans."""
     drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
     for _, span in batch:
         span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)
@@ -319,9 +309,7 @@ def open_outbox(store: SpanDestination, loop: asyncio.AbstractEventLoop, name: s
 
 
 def _background_delivery(store: SpanDestination) -> Delivery:
-    """Return the delivery of late spans to a store, in the background loop. It is flushed when the
-    process exits.
-    """
+    """Return the delivery of late spans to a store, in the background loop. It is flushed when the process exits."""
     loop = background_loop()
     with _registry_lock:
         delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)
@@ -331,7 +319,6 @@ def _background_delivery(store: SpanDestination) -> Delivery:
 
 
 def _release(delivery: Delivery) -> None:
-    """Count one open outbox fewer; drop the delivery with its last one."""
     with _registry_lock:
         delivery.users -= 1
         if not delivery.users:

@@ -1,16 +1,15 @@
 """`OtelTracer`: collects every span that OpenTelemetry ends inside a trace, from any library.
 
-Instrumentation makes its spans with OpenTelemetry's global provider. If the user has set one,
-Leyden only listens to it; otherwise Leyden sets one. Spans outside a trace are ignored. A span
-belongs to the trace in which it started, wherever it ends.
+Instrumentation makes its spans with OpenTelemetry's global provider. If the user has set one, Leyden only listens to
+it; otherwise Leyden sets one. Spans outside a trace are ignored. A span belongs to the trace in which it started,
+wherever it ends.
 
-While a trace is open, the installed clients of `leyden.tracing.instrumentation` are instrumented: a model
-call of an agent that knows nothing of Leyden carries the trace context, and goes to the attempt's
-gateway if there is one.
+While a trace is open, the installed clients of `leyden.tracing.instrumentation` are instrumented: a model call of an
+agent that knows nothing of Leyden carries the trace context, and goes to the attempt's gateway if there is one.
 
-The sampler, limits and other exporters of the user's own provider stay as they are, so spans that
-it does not sample are not collected. What Leyden's emitters record does not pass through it. A user
-who sets up OpenTelemetry must do so before the first trace.
+The sampler, limits and other exporters of the user's own provider stay as they are, so spans that it does not sample
+are not collected. What Leyden's emitters record does not pass through it. A user who sets up OpenTelemetry must do so
+before the first trace.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class OtelTracer(Tracer):
 
     All tracers of a process share one listener.
 
-    instrumentation: which of `leyden.tracing.instrumentation.names()` to install while a trace is open;
-        None: HTTP clients, and every library that is imported by the time the trace opens (none is
-        imported only to be instrumented).
+    instrumentation: which of `leyden.tracing.instrumentation.names()` to install while a trace is open; None: HTTP
+        clients, and every library that is imported by the time the trace opens (none is imported only to be
+        instrumented).
     model_hosts: the services that are models, as `host` or `host/path`. They replace MODEL_HOSTS.
     Raise ConfigError for an unknown instrumentation.
     """
@@ -69,8 +68,8 @@ class OtelTracer(Tracer):
         listen()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the worker's store, and import what instrumentation needs, so that the first rollout
-        does not wait for it.
+        """Bind the worker's store, and import what instrumentation needs, so that the first rollout does not wait for
+        it.
         """
         super().init_worker(worker_id, store)
         with self.while_open():
@@ -82,11 +81,10 @@ class OtelTracer(Tracer):
 
 
 class LightningSpanProcessor(SpanProcessor):
-    """Adds each ended span to the trace in which it started, which delivers it in batches, off the
-    agent's thread.
+    """Adds each ended span to the trace in which it started, which delivers it in batches, off the agent's thread.
 
-    Leaving a trace waits until the spans that have ended in it are delivered. A span that ends
-    later is delivered to the same attempt afterwards.
+    Leaving a trace waits until the spans that have ended in it are delivered. A span that ends later is delivered to
+    the same attempt afterwards.
     """
 
     def __init__(self) -> None:
@@ -95,8 +93,8 @@ class LightningSpanProcessor(SpanProcessor):
         self._started: weakref.WeakValueDictionary[int, SdkSpan] = weakref.WeakValueDictionary()
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Remember which trace a span belongs to: that of the given parent context, else the
-        current trace of the running code, else that of the parent span.
+        """Remember which trace a span belongs to: that of the given parent context, else the current trace of the
+        running code, else that of the parent span.
         """
         trace = None if parent_context is None else trace_of(parent_context)
         if trace is None:
@@ -128,8 +126,8 @@ def _span_id(span: ReadableSpan) -> int:
 
 
 class UnseededIds(IdGenerator):
-    """Makes ids that an agent's `random.seed(...)` cannot repeat. Spans without a parent get the
-    trace id of their trace.
+    """Makes ids that an agent's `random.seed(...)` cannot repeat. Spans without a parent get the trace id of their
+    trace.
     """
 
     def generate_span_id(self) -> int:
@@ -177,7 +175,6 @@ def listen() -> None:
 
 
 def _own_provider() -> TracerProvider:
-    """Return Leyden's provider, which samples every span and cuts none."""
     # OpenTelemetry's default limit of 128 attributes cuts long conversations.
     unlimited = SpanLimits(
         max_attributes=SpanLimits.UNSET, max_span_attributes=SpanLimits.UNSET, max_events=SpanLimits.UNSET
@@ -186,8 +183,7 @@ def _own_provider() -> TracerProvider:
 
 
 def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Span:
-    """Return an ended OpenTelemetry span as a span of an attempt. Its sequence id is 0 until the
-    store assigns one.
+    """Return an ended OpenTelemetry span as a span of an attempt. Its sequence id is 0 until the store assigns one.
 
     A span that is received over OTLP has the same form.
     """
@@ -228,9 +224,7 @@ _resource_read: tuple[Resource | None, Attributes] = (None, {})
 
 
 def _resource(resource: Resource) -> Attributes:
-    """Return a resource's attributes. The last result is cached, because a process has one resource
-    or a few.
-    """
+    """Return a resource's attributes. The last result is cached, because a process has one resource or a few."""
     global _resource_read
     last, attributes = _resource_read
     if last is not resource:
@@ -244,7 +238,6 @@ def _event(event: Event) -> SpanEvent:
 
 
 def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:
-    """Return OpenTelemetry's attributes in the form that the store keeps."""
     if not attributes:
         return {}
     # Reading OpenTelemetry's own mapping takes a lock for each entry; copying it takes none.

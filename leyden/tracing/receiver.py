@@ -7,10 +7,10 @@ This process has one HTTP server on the loopback address, with one secret path f
 | `POST /<secret>/v1/traces` | records spans, OTLP/HTTP in protobuf or JSON |
 | `POST /<secret>/spans` | records spans as JSON, from processes of Leyden (`remote.py`) |
 
-A path is served while its receiver is open. Its spans go into the trace with the attempt's other
-spans, so that they are in the store when the attempt is reported. The server starts with the first
-receiver and ends with the process. It knows one trace for each path, and not the sender. To serve
-further paths below a secret path, pass `handlers` to `Receiver`.
+A path is served while its receiver is open. Its spans go into the trace with the attempt's other spans, so that they
+are in the store when the attempt is reported. The server starts with the first receiver and ends with the process. It
+knows one trace for each path, and not the sender. To serve further paths below a secret path, pass `handlers` to
+`Receiver`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Receiver:
         self._server.open.pop(self._secret, None)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> None:
-        """Add spans to the trace. A span that was added before is skipped, because an exporter
-        repeats a request whose reply was lost.
+        """Add spans to the trace. A span that was added before is skipped, because an exporter repeats a request whose
+        reply was lost.
 
         Raise UnknownAttempt, and add none, if one belongs to another attempt.
         """
@@ -99,13 +99,12 @@ class Receiver:
                 self.trace.add(span)
 
     async def _take_otlp(self, body: bytes, headers: RequestHeaders) -> HttpReply:
-        """Add the spans of an OTLP request."""
         answer = await receive(self, body, headers.get(b"content-type", b"").decode("latin-1"))
         return HttpReply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
 
     async def _take_spans(self, body: bytes, headers: RequestHeaders) -> HttpReply:
-        """Add a request's spans, in Leyden's JSON. Raise Refusal for a malformed body, and for a
-        span of another attempt.
+        """Add a request's spans, in Leyden's JSON. Raise Refusal for a malformed body, and for a span of another
+        attempt.
         """
         try:
             await self.add_many_spans(await parsed(body, _SPANS.validate_json))
@@ -139,14 +138,12 @@ class _ReceiverServer:
 
     @classmethod
     def of_this_process(cls) -> _ReceiverServer:
-        """Return the server, started on the first call; a forked child starts its own."""
         with cls._lock:
             if cls._current is None or cls._current.pid != os.getpid():
                 cls._current = cls()
             return cls._current
 
     def _stop(self, thread: AsgiThread) -> None:
-        """Stop the server as its process exits. A forked child leaves it alone."""
         if self.pid == os.getpid():
             thread.stop()
 

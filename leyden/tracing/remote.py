@@ -1,10 +1,9 @@
-"""A trace in another process than the one that opened it: how its spans are sent back, and the
-trace of a whole process.
+"""A trace in another process than the one that opened it: how its spans are sent back, and the trace of a whole
+process.
 
-Spans are sent to the URL of the trace (`Trace.address`), where the process that opened the trace
-listens (`receiver.py`), in the batches in which they would go to a store. All of them have arrived
-when the carried work ends, or the process does. This module knows traces and their addresses, and
-not how a process is started (`carry.py`).
+Spans are sent to the URL of the trace (`Trace.address`), where the process that opened the trace listens
+(`receiver.py`), in the batches in which they would go to a store. All of them have arrived when the carried work ends,
+or the process does. This module knows traces and their addresses, and not how a process is started (`carry.py`).
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class RemoteDestination:
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
         """Send all spans. Safe to repeat.
 
-        Raise UnknownAttempt if the attempt is over, InvalidEmission if the receiver refuses a span,
-        and StoreError, after which a retry may succeed, if it fails or does not respond.
+        Raise UnknownAttempt if the attempt is over, InvalidEmission if the receiver refuses a span, and StoreError,
+        after which a retry may succeed, if it fails or does not respond.
         """
         for start in range(0, len(spans), _BATCH):
             body = _SPANS.dump_json(list(spans[start : start + _BATCH]))
@@ -68,8 +67,7 @@ class RemoteDestination:
 async def _post(url: str, body: bytes) -> tuple[int, str]:
     """Send one POST request; return the status and the text of the reply.
 
-    It is written by hand, because no thread can be started at a process's very end, and a library
-    costs imports.
+    It is written by hand, because no thread can be started at a process's very end, and a library costs imports.
     """
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -84,8 +82,8 @@ async def _post(url: str, body: bytes) -> tuple[int, str]:
 
 
 def below(traceparent: str, trace: Trace) -> otel_context.Context:
-    """Return the current context with a step of another process as the current span, and make that
-    step the parent of the trace's outermost spans.
+    """Return the current context with a step of another process as the current span, and make that step the parent of
+    the trace's outermost spans.
 
     traceparent: the step, as a W3C header. If it is malformed, the trace stays as it is.
     """
@@ -97,9 +95,7 @@ def below(traceparent: str, trace: Trace) -> otel_context.Context:
 
 
 class _ProcessTrace:
-    """The trace of a process that was started in one, made from the process's environment
-    variables.
-    """
+    """The trace of a process that was started in one, made from the process's environment variables."""
 
     current: Trace | None = None
     pid = 0
@@ -107,8 +103,7 @@ class _ProcessTrace:
 
 
 def process_trace() -> Trace | None:
-    """Return the trace in which this process was started, or None if a variable of
-    `Trace.environment` is missing.
+    """Return the trace in which this process was started, or None if a variable of `Trace.environment` is missing.
 
     The first call in a process opens it. The process delivers its spans when it exits.
     """
@@ -135,7 +130,10 @@ def _open_process_trace() -> Trace | None:
 
 
 def _close(outbox: SpanOutbox, pid: int) -> None:
-    """Deliver the spans of the process's trace as it exits. pid: the process that opened it."""
+    """Deliver the spans of the process's trace as it exits.
+
+    pid: the process that opened it.
+    """
     if pid != os.getpid():  # a forked child runs its parent's exit functions, too
         return
     try:

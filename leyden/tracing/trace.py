@@ -1,10 +1,9 @@
 """`Trace`: the record of one attempt while it is made.
 
-Spans of Leyden's emitters are made here, without OpenTelemetry's SDK, so that no sampler, limit or
-switch of the user's can lose a reward. A trace knows its attempt, its outbox, and the environment
-variables that other processes need to record in it. It does not know which tracer opened it, how it
-is carried into another process, or how its address is served; `context.py` passes functions for
-that.
+Spans of Leyden's emitters are made here, without OpenTelemetry's SDK, so that no sampler, limit or switch of the user's
+can lose a reward. A trace knows its attempt, its outbox, and the environment variables that other processes need to
+record in it. It does not know which tracer opened it, how it is carried into another process, or how its address is
+served; `context.py` passes functions for that.
 """
 
 from __future__ import annotations
@@ -124,8 +123,8 @@ class Trace:
 
         One that cannot be pickled is left out."""
         self._root_id = self.trace_id[:16]
-        """The id that stands for the trace in a `traceparent` header, which must name a step, while
-        none is under way. No span has this id."""
+        """The id that stands for the trace in a `traceparent` header, which must name a step, while none is under way.
+        No span has this id."""
         self._url, self._open_address, self._pack = url, open_address, pack
         self._address: Address | None = None
         self._lock = threading.Lock()
@@ -160,8 +159,7 @@ class Trace:
 
         timestamp: Unix seconds; None: now.
 
-        Raise InvalidEmission for an attribute that is neither a string, a number, a bool nor a
-        list of one of these.
+        Raise InvalidEmission for an attribute that is neither a string, a number, a bool nor a list of one of these.
         """
         moment = time.time() if timestamp is None else timestamp
         checked = checked_attributes(attributes or {})
@@ -174,11 +172,10 @@ class Trace:
 
     @contextmanager
     def operation(self, name: str, attributes: Mapping[str, Any] | None = None) -> Generator[OpenSpan]:
-        """Record the block as one step. Spans that are made within the block, also by
-        OpenTelemetry, are below it.
+        """Record the block as one step. Spans that are made within the block, also by OpenTelemetry, are below it.
 
-        An exception is recorded and propagates. Raise InvalidEmission for an attribute that is
-        neither a string, a number, a bool nor a list of one of these.
+        An exception is recorded and propagates. Raise InvalidEmission for an attribute that is neither a string, a
+        number, a bool nor a list of one of these.
         """
         step = OpenSpan(name, checked_attributes(attributes or {}))
         span_id, start, parent = ids.span_id(), time.time(), self._parent()
@@ -199,8 +196,8 @@ class Trace:
             self.add(self._span(step.name, step.attributes, step.status, start, time.time(), span_id, parent))
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which a child process records in this trace, and
-        with which its model calls reach the attempt's gateway.
+        """Return the environment variables with which a child process records in this trace, and with which its model
+        calls reach the attempt's gateway.
 
         The child may be written in any language.
         """
@@ -214,8 +211,8 @@ class Trace:
                 self._address = None
 
     def _recording(self) -> dict[str, str]:
-        """Return the environment variables that name the attempt, the address for spans, and the
-        parent of the child's spans.
+        """Return the environment variables that name the attempt, the address for spans, and the parent of the child's
+        spans.
         """
         place = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
@@ -233,11 +230,9 @@ class Trace:
         }
 
     def address(self) -> str:
-        """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's
-        form.
+        """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's form.
 
-        It is served until the trace is closed. Raise NoActiveTrace for a trace that no
-        `TraceContext` opened.
+        It is served until the trace is closed. Raise NoActiveTrace for a trace that no `TraceContext` opened.
         """
         with self._lock:
             if self._url is not None:
@@ -260,8 +255,8 @@ class Trace:
         return self._pack(self)
 
     def _parent(self) -> tuple[str, str | None]:
-        """Return the trace id and the span id of the step under way. Outside any step, return this
-        trace's own ids, of which the span id may be None.
+        """Return the trace id and the span id of the step under way. Outside any step, return this trace's own ids, of
+        which the span id may be None.
         """
         context = otel_trace.get_current_span().get_span_context()
         if not context.is_valid:
@@ -305,15 +300,15 @@ def _nothing() -> None:
 def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
     """Return a copy of the attributes in which tuples are lists.
 
-    Raise InvalidEmission, naming the key, for a value that is neither a string, a finite number, a
-    bool nor a list of one of these.
+    Raise InvalidEmission, naming the key, for a value that is neither a string, a finite number, a bool nor a list of
+    one of these.
     """
     return {_checked_key(key): _checked_value(key, value) for key, value in attributes.items()}
 
 
 def exception_attributes(error: BaseException) -> Attributes:
-    """Return OpenTelemetry's attributes of an exception: type, message, stack trace. A group with
-    one error in it has the type and message of that one.
+    """Return OpenTelemetry's attributes of an exception: type, message, stack trace. A group with one error in it has
+    the type and message of that one.
     """
     inner = inner_errors(error)
     named = inner[0] if len(inner) == 1 else error
@@ -333,8 +328,8 @@ def _checked_key(key: object) -> str:
 
 
 def _checked_value(key: str, value: object) -> Any:
-    """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type and
-    for a number that is not finite.
+    """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type and for a number that
+    is not finite.
     """
     elements = cast(Sequence[Any], value) if isinstance(value, list | tuple) else None
     if any(

@@ -1,9 +1,8 @@
 """`Tracer`, the base of tracers.
 
-A tracer decides where spans come from. Traces, their delivery to the store and the current trace
-are the same for all tracers. To write one, implement `prepare`, and call
-`current_trace().add(span)` where a step ends. If steps end in other threads, remember the trace at
-the step's start instead. A tracer does not know runners or agents.
+A tracer decides where spans come from. Traces, their delivery to the store and the current trace are the same for all
+tracers. To write one, implement `prepare`, and call `current_trace().add(span)` where a step ends. If steps end in
+other threads, remember the trace at the step's start instead. A tracer does not know runners or agents.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Tracer(NamedOptions, ABC):
     def prepare(self) -> None:
         """Set up whatever notices steps, such as a listener of a library.
 
-        It is called by `init` and each time that a trace opens, so it must be cheap when there is
-        nothing left to do.
+        It is called by `init` and each time that a trace opens, so it must be cheap when there is nothing left to do.
         """
 
     def while_open(self) -> AbstractContextManager[object]:
@@ -78,15 +76,14 @@ class Tracer(NamedOptions, ABC):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """Return a context manager that opens a trace: `async with tracer.trace_context(...) as
-        trace:`, or `with` in sync code.
+        """Return a context manager that opens a trace: `async with tracer.trace_context(...) as trace:`, or `with` in
+        sync code.
 
-        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by
-        default the store that `init_worker` was given. Leaving the block raises if they could not
-        be recorded. Without ids, or without any store, the spans stay in `trace.spans`. Traces may
-        be nested: a span belongs to the innermost one. Raise ConfigError for one id without the
-        other, for a store without ids, and for ids without `store` where the workers of this tracer
-        have different stores.
+        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by default the store that
+        `init_worker` was given. Leaving the block raises if they could not be recorded. Without ids, or without any
+        store, the spans stay in `trace.spans`. Traces may be nested: a span belongs to the innermost one. Raise
+        ConfigError for one id without the other, for a store without ids, and for ids without `store` where the workers
+        of this tracer have different stores.
         """
         if store is None and rollout_id is not None:
             store = self._workers_store()
@@ -103,8 +100,8 @@ class Tracer(NamedOptions, ABC):
         return context
 
     def _workers_store(self) -> LightningStore | None:
-        """Return the store of this tracer's workers, or None if no worker was set up. Raise
-        ConfigError if they have several.
+        """Return the store of this tracer's workers, or None if no worker was set up. Raise ConfigError if they have
+        several.
         """
         stores = list({id(store): store for store in self._worker_stores.values()}.values())
         if len(stores) > 1:
@@ -121,8 +118,7 @@ class Tracer(NamedOptions, ABC):
     def get_last_trace(self) -> list[Span]:
         """Return the spans of the trace that is open here.
 
-        Outside a trace, return those of the last trace that was opened in this context or task, or
-        an empty list.
+        Outside a trace, return those of the last trace that was opened in this context or task, or an empty list.
         """
         return last_trace()
 
@@ -136,19 +132,19 @@ class Tracer(NamedOptions, ABC):
         """Record an event in the current trace: a span that ends when it begins.
 
         timestamp: Unix seconds; None for now.
-        Raise NoActiveTrace outside a trace, and InvalidEmission for an attribute that is neither a
-        string, a number, a bool nor a list of one of these.
+        Raise NoActiveTrace outside a trace, and InvalidEmission for an attribute that is neither a string, a number, a
+        bool nor a list of one of these.
         """
         return active_trace("create_span").create_span(name, attributes, timestamp=timestamp, status=status)
 
     def operation_context(
         self, name: str, attributes: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[OpenSpan]:
-        """Record a block as one step of the current trace. Spans that are made within the block are
-        below it, and an exception is recorded and propagates.
+        """Record a block as one step of the current trace. Spans that are made within the block are below it, and an
+        exception is recorded and propagates.
 
-        Raise NoActiveTrace outside a trace, and InvalidEmission for an attribute that is neither a
-        string, a number, a bool nor a list of one of these.
+        Raise NoActiveTrace outside a trace, and InvalidEmission for an attribute that is neither a string, a number, a
+        bool nor a list of one of these.
         """
         return active_trace("operation_context").operation(name, attributes)
 

@@ -1,12 +1,11 @@
-"""`WeaveTracer`: records in Leyden what Weave's ops and integrations trace, instead of sending it
-to Weights & Biases.
+"""`WeaveTracer`: records in Leyden what Weave's ops and integrations trace, instead of sending it to Weights & Biases.
 
-While a trace is open, Weave's client, which needs an account and a server, is replaced by one that
-makes a span of each call. Functions that need the server (`weave.publish`, datasets, feedback)
-raise. Weave (extra `weave`) is imported only if a `WeaveTracer` is made.
+While a trace is open, Weave's client, which needs an account and a server, is replaced by one that makes a span of each
+call. Functions that need the server (`weave.publish`, datasets, feedback) raise. Weave (extra `weave`) is imported only
+if a `WeaveTracer` is made.
 
-Weave reports to Sentry when it is imported, unless WANDB_ERROR_REPORTING is `false`. The tracer
-sets this variable before it imports Weave. A program that imports Weave earlier must set it itself.
+Weave reports to Sentry when it is imported, unless WANDB_ERROR_REPORTING is `false`. The tracer sets this variable
+before it imports Weave. A program that imports Weave earlier must set it itself.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class WeaveTracer(OtelTracer):
 class _Weave(Instrumentation):
     """Replaces Weave's client while a trace is open, and patches its integrations.
 
-    Afterwards the user's own client is restored. An integration that the user has patched stays
-    patched.
+    Afterwards the user's own client is restored. An integration that the user has patched stays patched.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("weave",)
@@ -79,7 +77,6 @@ class _Weave(Instrumentation):
                 self._undo.callback(patcher.undo_patch)
 
     def remove(self) -> None:
-        """Undo `install`."""
         self._undo.close()
 
 
@@ -90,15 +87,12 @@ def _import_quietly(module: str) -> Any:
 
 
 def _set_client(context: Any, client: Any) -> None:
-    """Make a client Weave's current one."""
     context.set_weave_client_global(None)  # Weave refuses a client while it has another one
     context.set_weave_client_global(client)
 
 
 class _Client:
-    """Replaces Weave's client: has the methods that ops call, and records each call as a step of
-    the current trace.
-    """
+    """Replaces Weave's client: has the methods that ops call, and records each call as a step of the current trace."""
 
     project_id = entity = project = "leyden"
 
@@ -164,7 +158,6 @@ class _Client:
         self._context.pop_call(call.id)
 
     def fail_call(self, call: Any, exception: BaseException) -> None:
-        """End a call that failed."""
         self.finish_call(call, exception=exception)
 
 
@@ -174,16 +167,14 @@ def _without_self(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON's form of a value that JSON does not know: the fields of a pydantic model, else
-    its `repr`.
-    """
+    """Return JSON's form of a value that JSON does not know: the fields of a pydantic model, else its `repr`."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json", exclude_none=True) if callable(dump) and not isinstance(value, type) else repr(value)
 
 
 def _response_attributes(output: Any) -> dict[str, str | int]:
-    """Return the attributes by which a model's answer is matched with the gateway's record of the
-    same call. Return none if the output is no answer.
+    """Return the attributes by which a model's answer is matched with the gateway's record of the same call. Return
+    none if the output is no answer.
     """
     fields: Any = _plain(output) if hasattr(output, "model_dump") else output
     if not isinstance(fields, dict):

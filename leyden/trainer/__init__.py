@@ -1,8 +1,7 @@
 """Leyden's entry point: `Trainer` runs an agent, an algorithm and data together.
 
-The package holds `Trainer` and the registry of components' short names. It knows every component by
-its protocol only. A new component needs one line in `component_registry.py`, or a call of
-`register_component`.
+The package holds `Trainer` and the registry of components' short names. It knows every component by its protocol only.
+A new component needs one line in `component_registry.py`, or a call of `register_component`.
 """
 
 from leyden._lib.components import build_component as build_component

@@ -1,7 +1,7 @@
 """End an algorithm whose runners have all ended because each had done its `max_rollouts`.
 
-The algorithm continues as long as no rollout is left. If one is left, no runner will run it and the
-algorithm would wait for ever, so it is cancelled.
+The algorithm continues as long as no rollout is left. If one is left, no runner will run it and the algorithm would
+wait for ever, so it is cancelled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Run a coroutine from synchronous code, whether or not an event loop runs in the thread. The first
-Ctrl-C or SIGTERM cancels the coroutine; a second one does not wait for its end.
+"""Run a coroutine from synchronous code, whether or not an event loop runs in the thread. The first Ctrl-C or SIGTERM
+cancels the coroutine; a second one does not wait for its end.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Debugged:
-    """A run under a debugger: agent code on the calling thread, one rollout at a time, no time
-    limits.
-    """
+    """A run under a debugger: agent code on the calling thread, one rollout at a time, no time limits."""
 
     strategy: ExecutionStrategy
     runner: Runner[Any]
@@ -34,9 +32,7 @@ class Debugged:
 
     @classmethod
     def of(cls, runner: Runner[Any]) -> Debugged:
-        """Return a strategy and a copy of the runner with which agents run on the calling
-        thread.
-        """
+        """Return a strategy and a copy of the runner with which agents run on the calling thread."""
         caller = CallingThread() if _loop_runs_here() else None
         runner = copy.copy(runner)
         runner.debugger = caller or call_here
@@ -45,8 +41,7 @@ class Debugged:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in a loop of this thread, and return its result.
 
-        If another loop runs here already, the coroutine runs in another thread, and this thread
-        calls the sync agents.
+        If another loop runs here already, the coroutine runs in another thread, and this thread calls the sync agents.
         """
         try:
             if self._caller is None:
@@ -59,9 +54,9 @@ class Debugged:
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine, block until it has ended, and return its result.
 
-    Ctrl-C cancels the coroutine, and raises KeyboardInterrupt when it has ended. A second Ctrl-C
-    does not wait. If a loop runs in this thread already (a notebook), the coroutine runs in a loop
-    of another thread, and the caller still blocks.
+    Ctrl-C cancels the coroutine, and raises KeyboardInterrupt when it has ended. A second Ctrl-C does not wait. If a
+    loop runs in this thread already (a notebook), the coroutine runs in a loop of another thread, and the caller still
+    blocks.
     """
     return _in_thread(work) if _loop_runs_here() else asyncio.run(_until_terminated(work))
 
@@ -78,8 +73,8 @@ def _loop_runs_here() -> bool:
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine. In the main thread, treat SIGTERM as Ctrl-C.
 
-    Any handler of SIGTERM is replaced meanwhile, also if SIGTERM is ignored, as in programs that a
-    shell starts with `&`.
+    Any handler of SIGTERM is replaced meanwhile, also if SIGTERM is ignored, as in programs that a shell starts with
+    `&`.
     """
     if threading.current_thread() is not threading.main_thread():  # signals are not ours to handle
         return await work
@@ -105,8 +100,8 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None) -> T:
-    """Run a coroutine in a loop of a new thread, and return its result or raise its error. Ctrl-C
-    cancels the coroutine and waits for its end.
+    """Run a coroutine in a loop of a new thread, and return its result or raise its error. Ctrl-C cancels the coroutine
+    and waits for its end.
 
     caller: meanwhile runs calls of the coroutine in the calling thread.
     """

@@ -68,21 +68,17 @@ _REGISTRIES: Final[Mapping[str, dict[str, Component]]] = {
 
 
 def register_component(kind: str, name: str, component: Component) -> None:
-    """Register a component under a short name in this process, so that `Trainer(<kind>=<name>)`
-    finds it.
+    """Register a component under a short name in this process, so that `Trainer(<kind>=<name>)` finds it.
 
     kind: "adapter", "algorithm", "engine", "runner", "store", "strategy" or "tracer".
     component: a class, a factory, or an import path, which is imported when the name is first used.
-    Raise ConfigError for an unknown kind, for a name that could be an import path, and for a name
-    of another component.
+    Raise ConfigError for an unknown kind, for a name that could be an import path, and for a name of another component.
     """
     register_name(_registry(kind), name, component, kind=kind)
 
 
 def registered_components(kind: str) -> dict[str, Component]:
-    """Return the components of a kind by their short names. Raise ConfigError for an unknown
-    kind.
-    """
+    """Return the components of a kind by their short names. Raise ConfigError for an unknown kind."""
     return dict(_registry(kind))
 
 

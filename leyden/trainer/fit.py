@@ -1,8 +1,8 @@
 """`Fit`: one call of `fit` or `dev`, from its run's directory to its summary.
 
-A fit opens the run and its store, starts the gateway and the workers, passes the algorithm and the
-workers to the strategy, restarts an algorithm that may be restarted, and records how the run ended.
-It knows the trainer's configuration as `FitConfig`, never the trainer.
+A fit opens the run and its store, starts the gateway and the workers, passes the algorithm and the workers to the
+strategy, restarts an algorithm that may be restarted, and records how the run ended. It knows the trainer's
+configuration as `FitConfig`, never the trainer.
 """
 
 from __future__ import annotations
@@ -190,9 +190,7 @@ class Fit:
     # ---- both sides ----------------------------------------------------------------------------
 
     async def _work(self, algorithm: Algorithm | None) -> RunSummary:
-        """Run the algorithm and the runners on the open store, and return the summary of their
-        rollouts.
-        """
+        """Run the algorithm and the runners on the open store, and return the summary of their rollouts."""
         store, run, config = self._store, self._run, self._config
         started = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
@@ -254,9 +252,7 @@ class Fit:
             )
 
     async def _run_both(self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle) -> None:
-        """Run algorithm and runners until the algorithm is done. After a failure, restart both as
-        often as allowed.
-        """
+        """Run algorithm and runners until the algorithm is done. After a failure, restart both as often as allowed."""
         restarts, random_states = Restarts(self._config.max_algorithm_restarts), capture_rng()
         while (error := await self._run_once(algorithm, proxy, workers, restarts)) is not None:
             await restarts.pause(error)
@@ -267,8 +263,8 @@ class Fit:
     async def _run_once(
         self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle, restarts: Restarts
     ) -> Exception | None:
-        """Run algorithm and runners once. Return the error after which to restart them; None if the
-        algorithm is done.
+        """Run algorithm and runners once. Return the error after which to restart them; None if the algorithm is
+        done.
         """
         ready, failures = Latch(), list[Exception]()
 
@@ -301,8 +297,7 @@ class Fit:
         ready: Latch,
         event: Latch,
     ) -> int:
-        """Pass the algorithm its collaborators and run it; without an algorithm, wait to be
-        stopped.
+        """Pass the algorithm its collaborators and run it; without an algorithm, wait to be stopped.
 
         ready: set when the runners may begin.
         event: set when the run is to stop.
@@ -316,7 +311,6 @@ class Fit:
             return 0
 
         async def interrupt() -> None:
-            """Stop the runners, and requeue their attempts."""
             if isinstance(event, StopSignal):
                 event.set()
                 ready.set()  # runners that still wait for it end at once, because they see that the run is stopped
@@ -367,12 +361,11 @@ class Fit:
     # ---- the gateway and the workers -----------------------------------------------------------
 
     async def _gateway(self, algorithm: Algorithm | None, stack: contextlib.AsyncExitStack) -> LLMProxy | None:
-        """Return the user's gateway, or a new one if the algorithm needs one; running, or reserved
-        for the engine that will host it.
+        """Return the user's gateway, or a new one if the algorithm needs one; running, or reserved for the engine that
+        will host it.
 
         stack: stops the gateway at the end if it is started here.
-        None if there is no gateway and no need for one, or if another process runs the algorithm
-        and its gateway.
+        None if there is no gateway and no need for one, or if another process runs the algorithm and its gateway.
         """
         if not self._strategy.runs_algorithm:
             return None
@@ -400,28 +393,22 @@ class Fit:
         return proxy
 
     def _recorders(self, proxy: LLMProxy | None) -> Sequence[AttemptRecorder]:
-        """Return the gateways that runners notify when an attempt is over."""
         elsewhere = self._strategy.elsewhere()
         if not self._strategy.runs_algorithm and elsewhere is not None:
             return (FoundGateways(elsewhere.secret),)
         return () if proxy is None else (proxy,)
 
     def _worker_names(self) -> list[str]:
-        """Return the ids of this run's workers, unique in a store that other runs use too."""
         prefix = f"{self._run.run_id}-" if self._store.capabilities["zero_copy"] else ""
         return [f"{prefix}Worker-{worker_id}" for worker_id in range(self._strategy.n_runners)]
 
     def _claimants(self) -> list[str] | None:
-        """Return the ids of the workers whose claims end with this run; None for all workers, if no
-        other run uses the store.
-        """
         return self._worker_names() if self._store.capabilities["zero_copy"] else None
 
     async def _requeue(self) -> None:
         """Requeue the rollouts that an earlier process of the run left under way.
 
-        Rollouts that record the algorithm's own model calls are cancelled, because no runner runs
-        them.
+        Rollouts that record the algorithm's own model calls are cancelled, because no runner runs them.
         """
         await self._store.release_claims(worker_ids=self._claimants())
         for rollout in await self._store.query_rollouts(group_id=algorithm_group(self._run.run_id)):
@@ -431,8 +418,7 @@ class Fit:
     async def _release_claims(self) -> None:
         """Requeue the attempts under way, so that a resumed run claims them at once.
 
-        Errors are only logged: a failure of the store may be what ended the run, and must not hide
-        what did.
+        Errors are only logged: a failure of the store may be what ended the run, and must not hide what did.
         """
         try:
             async with asyncio.timeout(_RELEASE_SECONDS):
@@ -519,17 +505,13 @@ async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool
 
 
 def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
-    """Return a gateway at the address where runners in other processes look for it.
-
-    If other machines can reach it, it demands a token, which agents find in their resources.
-    """
     token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
     return LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
 
 
 def _show(text: str) -> None:
-    """Write text to standard error. Errors of a closed or missing stream are ignored, because they
-    must not end the run.
+    """Write text to standard error. Errors of a closed or missing stream are ignored, because they must not end the
+    run.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{printable_on(sys.stderr, text)}\n")

@@ -44,8 +44,8 @@ def exclusively(*parts: Any) -> Generator[None]:
 
 
 def require_used(runner: Runner[Any], **options: Any) -> None:
-    """Raise ConfigError for an option of the trainer that its runner has with another value,
-    because it would have no effect.
+    """Raise ConfigError for an option of the trainer that its runner has with another value, because it would have no
+    effect.
     """
     for name, value in options.items():
         if value is not None and getattr(runner, name, value) != value:
@@ -55,8 +55,8 @@ def require_used(runner: Runner[Any], **options: Any) -> None:
 
 
 def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
-    """Raise ConfigError for an option of the trainer that its strategy does not have, or has with
-    another value, because it would have no effect.
+    """Raise ConfigError for an option of the trainer that its strategy does not have, or has with another value,
+    because it would have no effect.
 
     options: by the strategy's names.
     """
@@ -73,17 +73,17 @@ def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
 
 
 _CHECKED_TASKS = 10_000
-"""So many tasks of a data set that is no list are read to check them before a run. The others are
-checked when they are read."""
+"""So many tasks of a data set that is no list are read to check them before a run. The others are checked when they are
+read."""
 
 
 def checked_dataset(name: str, dataset: Any, *, as_tasks: bool) -> Any:
     """Return a data set: any object with a length and items by index, or None.
 
-    as_tasks: the items are tasks, so each must be a JSON value. The items of a list are returned as
-        JSON has them, for example `np.int64(1)` as 1.
-    Raise ConfigError, which says how to make a list, for anything else (tables, dicts, sets, texts,
-    generators), and with the number and the field for a task that is no JSON value.
+    as_tasks: the items are tasks, so each must be a JSON value. The items of a list are returned as JSON has them, for
+        example `np.int64(1)` as 1.
+    Raise ConfigError, which says how to make a list, for anything else (tables, dicts, sets, texts, generators), and
+    with the number and the field for a task that is no JSON value.
     """
     if dataset is None:
         return None
@@ -120,8 +120,8 @@ class _JsonTasks(Sequence[Any]):
 
 
 def _as_list(given: Any) -> str | None:
-    """Return how to make a list of an object that only looks like a data set: the end of a message
-    about it. None for a data set.
+    """Return how to make a list of an object that only looks like a data set: the end of a message about it. None for a
+    data set.
     """
     if isinstance(given, str):
         return f", for example the lines of the file: [json.loads(line) for line in open({given!r:.200})]"
@@ -201,8 +201,8 @@ def checked_resources(resources: Any) -> NamedResources | None:
 
 
 def check_not_imported() -> None:
-    """Raise ConfigError if a command of `leyden` is importing the file that calls `fit`, because an
-    import must not start a run.
+    """Raise ConfigError if a command of `leyden` is importing the file that calls `fit`, because an import must not
+    start a run.
     """
     if (command := imported_by.get()) is not None:
         raise ConfigError(

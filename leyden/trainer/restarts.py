@@ -1,8 +1,7 @@
-"""Decide whether a failed algorithm is restarted: how often, after how long, and after which
-errors.
+"""Decide whether a failed algorithm is restarted: how often, after how long, and after which errors.
 
-The module knows no strategy and no checkpoint. The trainer runs algorithm and runners again, and
-the algorithm resumes as it would in a new process.
+The module knows no strategy and no checkpoint. The trainer runs algorithm and runners again, and the algorithm resumes
+as it would in a new process.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class Restarts:
         self._used = 0
 
     def allow(self, error: Exception) -> bool:
-        """Return whether to restart the algorithm after this error. Never do so after a
-        ConfigError, which would recur.
+        """Return whether to restart the algorithm after this error. Never do so after a ConfigError, which would
+        recur.
         """
         return self._used < self._most and not isinstance(error, ConfigError)
 

@@ -52,15 +52,14 @@ def _component(made: object) -> dict[str, Any]:
 
 
 def _options(component: object) -> dict[str, Any]:
-    """Return the public attributes of a component that are plain values, as JSON."""
     plain = (bool, int, float, str, list, tuple, type(None))
     attributes: dict[str, Any] = getattr(component, "__dict__", {})
     return describe({name: each for name, each in attributes.items() if name[0] != "_" and isinstance(each, plain)})
 
 
 def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:
-    """Return the algorithm's import path and options, its model, and its seed, as JSON. Without an
-    algorithm, or if it has no model or seed, the value is None.
+    """Return the algorithm's import path and options, its model, and its seed, as JSON. Without an algorithm, or if it
+    has no model or seed, the value is None.
     """
     if algorithm is None:
         return {"algorithm": None, "model": None, "seed": None}

@@ -61,51 +61,46 @@ T = TypeVar("T")
 class Trainer(TrainerLegacy):
     """Trains an agent with an algorithm.
 
-    A component is an instance, a class, a factory, an import path, a registered name, or a dict of
-    options. A dict of options for an algorithm needs the key `type` (a name or import path); the
-    other components have a default class.
+    A component is an instance, a class, a factory, an import path, a registered name, or a dict of options. A dict of
+    options for an algorithm needs the key `type` (a name or import path); the other components have a default class.
 
-    algorithm: trains the agent, or measures it (`Baseline`). None: runners work on rollouts that
-        others enqueue, until the run is stopped; data sets are refused.
+    algorithm: trains the agent, or measures it (`Baseline`). None: runners work on rollouts that others enqueue, until
+        the run is stopped; data sets are refused.
     dev: call `dev` when `fit` is called.
     n_runners: the number of runners. Default: 1, or the strategy's own number.
     concurrency: rollouts in flight in each runner. Default: 64, or the runner's own number.
-    max_rollouts: the number of rollouts after which each runner ends. If rollouts are left when all
-        runners have ended, the run ends too, with the reason in `RunSummary.stopped`. If other
-        programs work on its store, the run continues instead.
+    max_rollouts: the number of rollouts after which each runner ends. If rollouts are left when all runners have ended,
+        the run ends too, with the reason in `RunSummary.stopped`. If other programs work on its store, the run
+        continues instead.
     initial_resources: the resources of agents until the algorithm publishes its own.
     tracer: records what agents do. Default: `OtelTracer`.
     adapter: turns spans into training data. Default: `TraceToTriplet`.
     runner: runs the agent. Default: `LitAgentRunner`.
-    strategy: places algorithm and runners in threads, processes or machines. Default: `shm`, or
-        `cs` if `port` is given.
-    port: the port at which the store is served to runners in other processes (the strategy's
-        `server_port`).
-    daemon: whether runners are daemonic processes, whose agents cannot use `multiprocessing`. For
-        strategies with processes.
-    store: a store, or its URL (see `open_store`). Default: a SQLite file in the run directory for
-        `fit`, and memory for `dev`.
+    strategy: places algorithm and runners in threads, processes or machines. Default: `shm`, or `cs` if `port` is
+        given.
+    port: the port at which the store is served to runners in other processes (the strategy's `server_port`).
+    daemon: whether runners are daemonic processes, whose agents cannot use `multiprocessing`. For strategies with
+        processes.
+    store: a store, or its URL (see `open_store`). Default: a SQLite file in the run directory for `fit`, and memory for
+        `dev`.
     llm_proxy: the gateway. Default: one is made if the algorithm needs it.
-    hooks: `Hook`s, whose methods are called at the start and the end of every attempt
-        (`on_rollout_start`, `on_rollout_end`) and of its trace (`on_trace_start`, `on_trace_end`).
-    max_algorithm_restarts: how often in all a failed algorithm is started again, with new runners.
-        It continues from its last checkpoint, or from its beginning. Finished rollouts are kept and
-        found by their ids. Rollouts under way return to the queue without using up an attempt.
-        The algorithm must be able to continue (`Algorithm.resumable`): an IterativeAlgorithm, a
-        Baseline or an `@algo` function that takes `run`. If no restart is left, the last error is
-        raised; the log has the earlier ones.
+    hooks: `Hook`s, whose methods are called at the start and the end of every attempt (`on_rollout_start`,
+        `on_rollout_end`) and of its trace (`on_trace_start`, `on_trace_end`).
+    max_algorithm_restarts: how often in all a failed algorithm is started again, with new runners. It continues from
+        its last checkpoint, or from its beginning. Finished rollouts are kept and found by their ids. Rollouts under
+        way return to the queue without using up an attempt. The algorithm must be able to continue
+        (`Algorithm.resumable`): an IterativeAlgorithm, a Baseline or an `@algo` function that takes `run`. If no
+        restart is left, the last error is raised; the log has the earlier ones.
     run_dir: the run's directory. Default: a new one under `.leyden/`.
-    retention: limits the finished rollouts that the store keeps. Rollouts that a resumed run would
-        read again are kept in any case. Default: all are kept.
+    retention: limits the finished rollouts that the store keeps. Rollouts that a resumed run would read again are kept
+        in any case. Default: all are kept.
     callbacks: called by the algorithm's loop; the algorithm must be an IterativeAlgorithm.
     loggers: writers that get the metrics of each stage of any algorithm.
-    progress: whether `fit` writes a first line, a progress bar and a closing summary to standard
-        error.
+    progress: whether `fit` writes a first line, a progress bar and a closing summary to standard error.
     name: the run's name for people. Default: the name of its directory.
-    monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses
-        its own options.
-    n_workers, max_tasks, triplet_exporter: the old names of `n_runners`, `max_rollouts` and
-        `adapter`, each with a DeprecationWarning.
+    monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses its own options.
+    n_workers, max_tasks, triplet_exporter: the old names of `n_runners`, `max_rollouts` and `adapter`, each with a
+        DeprecationWarning.
     """
 
     @short_errors
@@ -213,10 +208,9 @@ class Trainer(TrainerLegacy):
     def store(self) -> LightningStore | None:
         """The store of the run under way, for hooks, agents, algorithms and other threads.
 
-        After a run it is the store of that run: one in memory is unchanged, one in a file is opened
-        read-only, because the next run or another process may own it. Else it is the store that the
-        trainer was given as an instance, or None. It is also None for a store on a server; open
-        that one with `open_store`.
+        After a run it is the store of that run: one in memory is unchanged, one in a file is opened read-only, because
+        the next run or another process may own it. Else it is the store that the trainer was given as an instance, or
+        None. It is also None for a store on a server; open that one with `open_store`.
         """
         return self._run_store.current()
 
@@ -230,14 +224,14 @@ class Trainer(TrainerLegacy):
         *,
         resume: bool = False,
     ) -> RunSummary:
-        """Train the agent, block until the run has ended, and return its summary. This also works
-        under a running event loop, as in a notebook.
+        """Train the agent, block until the run has ended, and return its summary. This also works under a running event
+        loop, as in a notebook.
 
-        resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the
-            newest run under `.leyden/` that this program started with this algorithm. Another
-            algorithm or model is refused, other differences are logged.
-        Raise ConfigError for a mistake that can be found before the run starts. Raise
-        RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
+        resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the newest run under
+            `.leyden/` that this program started with this algorithm. Another algorithm or model is refused, other
+            differences are logged.
+        Raise ConfigError for a mistake that can be found before the run starts. Raise RunInterrupted (a
+        KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
         if is_url(train_dataset):
             if resume:
@@ -257,9 +251,7 @@ class Trainer(TrainerLegacy):
         *,
         resume: bool = False,
     ) -> RunSummary:
-        """Train the agent as `fit` does, from async code. Cancelling the call stops the run as
-        Ctrl-C does.
-        """
+        """Train the agent as `fit` does, from async code. Cancelling the call stops the run as Ctrl-C does."""
         given = self._checked(agent, train_dataset, val_dataset, dev=self._dev)
         with self._exclusively(given.algorithm):
             return await self._begin(self._config(), given, resume=resume, dev=self._dev).execute()
@@ -269,14 +261,13 @@ class Trainer(TrainerLegacy):
     def dev(
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:
-        """Run the agent on the data without training it, in memory: a quick check that everything
-        fits together. Return the run's summary.
+        """Run the agent on the data without training it, in memory: a quick check that everything fits together. Return
+        the run's summary.
 
-        It suits debuggers: whatever the strategy, the agent runs on the calling thread, one rollout
-        at a time, without time limits. An agent's error is logged with its traceback. Ctrl-C, and
-        the debugger's "quit", end the run. Under a running event loop (a notebook), async agents
-        run in another thread. The algorithm must be a FastAlgorithm, and is `Baseline()` if the
-        trainer has none. Raise InvalidArgument (a TypeError) for another one.
+        It suits debuggers: whatever the strategy, the agent runs on the calling thread, one rollout at a time, without
+        time limits. An agent's error is logged with its traceback. Ctrl-C, and the debugger's "quit", end the run.
+        Under a running event loop (a notebook), async agents run in another thread. The algorithm must be a
+        FastAlgorithm, and is `Baseline()` if the trainer has none. Raise InvalidArgument (a TypeError) for another one.
         """
         return self._debug(self._checked(agent, train_dataset, val_dataset, dev=True))
 
@@ -287,8 +278,8 @@ class Trainer(TrainerLegacy):
         return self._debug(given) if self._dev else self._fit(given, resume=False)
 
     def _fit(self, given: FitInput, *, resume: bool) -> RunSummary:
-        """Run a fit and block until it has ended. A KeyboardInterrupt becomes a RunInterrupted that
-        says how to continue.
+        """Run a fit and block until it has ended. A KeyboardInterrupt becomes a RunInterrupted that says how to
+        continue.
         """
         with self._exclusively(given.algorithm):
             fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
@@ -308,12 +299,10 @@ class Trainer(TrainerLegacy):
         return exclusively(self, algorithm, self.strategy, self.runner)
 
     def _config(self) -> FitConfig:
-        """Return the settings of this trainer that a fit reads."""
         names = [each.name for each in fields(FitConfig) if each.name != "run_store"]
         return FitConfig(run_store=self._run_store, **{name: getattr(self, name) for name in names})
 
     def _begin(self, config: FitConfig, given: FitInput, *, resume: bool, dev: bool) -> Fit:
-        """Open a run, and let its agent and algorithm know this trainer."""
         fit = Fit(config, given, resume=resume, dev=dev)
         given.agent.set_trainer(self)
         if given.algorithm is not None:
@@ -382,7 +371,6 @@ class Trainer(TrainerLegacy):
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -410,9 +398,7 @@ def _required(
 
 
 def _optional(spec: Any, default: type[T], name: str) -> T | None:
-    """Return the component of a spec, or None if there is no spec. A dict holds the arguments of
-    `default`.
-    """
+    """Return the component of a spec, or None if there is no spec. A dict holds the arguments of `default`."""
     return build_component(
         spec, expected_type=default, spec_name=name, allow_none=True, dict_requires_type=False, dict_default_cls=default
     )

@@ -1,9 +1,9 @@
 """The training loop, for LLM agents and simulator agents alike.
 
-Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship,
-directory checkpoints, metrics, writers, the handling of signals that end a run, and what a run writes and reads
-(`runs/`). The loop knows no store, no agent, no model and no tensor. It trains a `Vessel`: an object, synchronous or
-not, with the methods step and validate, and save and load or state_dict and load_state_dict.
+Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship, directory
+checkpoints, metrics, writers, the handling of signals that end a run, and what a run writes and reads (`runs/`). The
+loop knows no store, no agent, no model and no tensor. It trains a `Vessel`: an object, synchronous or not, with the
+methods step and validate, and save and load or state_dict and load_state_dict.
 
     checkpoint = Checkpoint("run/checkpoints")
     writers = [CsvWriter("run/metrics.csv")]
@@ -11,8 +11,8 @@ not, with the methods step and validate, and save and load or state_dict and loa
     with graceful_interrupts(loop.stop):
         await loop.arun(vessel, resume=checkpoint.latest())
 
-To add a callback, subclass `Callback` (each hook says when it is called); to add a writer, subclass
-`LogWriter` and implement `write`. Both are passed to the loop; nothing needs to be registered.
+To add a callback, subclass `Callback` (each hook says when it is called); to add a writer, subclass `LogWriter` and
+implement `write`. Both are passed to the loop; nothing needs to be registered.
 """
 
 from leyden.training.callbacks import Callback as Callback

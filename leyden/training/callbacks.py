@@ -1,11 +1,9 @@
-"""`Callback`: code that a loop calls between its stages; and two callbacks, `EarlyStopping` and
-`MetricsWriter`.
+"""`Callback`: code that a loop calls between its stages; and two callbacks, `EarlyStopping` and `MetricsWriter`.
 
-A callback reads the loop (its counters, metrics, last row) and the vessel. It may call
-`loop.stop()`, and record a number of its own with `loop.log(name, value)` or
-`loop.metrics[name] = value`; it changes nothing else of the loop. To add one, subclass `Callback`
-and override the hooks that it needs. If its state must survive a kill, override `state_dict` and
-`load_state_dict` too.
+A callback reads the loop (its counters, metrics, last row) and the vessel. It may call `loop.stop()`, and record a
+number of its own with `loop.log(name, value)` or `loop.metrics[name] = value`; it changes nothing else of the loop. To
+add one, subclass `Callback` and override the hooks that it needs. If its state must survive a kill, override
+`state_dict` and `load_state_dict` too.
 """
 
 from __future__ import annotations
@@ -50,37 +48,33 @@ class Progress:
 class Callback(NamedOptions):
     """Hooks of a `TrainLoop`, all optional, called in the order in which the callbacks were given.
 
-    A hook may be a coroutine function if the loop is driven by `arun`. An error of a hook ends the
-    run, after `on_exception` of all callbacks.
+    A hook may be a coroutine function if the loop is driven by `arun`. An error of a hook ends the run, after
+    `on_exception` of all callbacks.
     """
 
     runs_last: ClassVar[int] = 0
     """Callbacks with a higher number are called after those with a lower one.
 
-    `Checkpoint` has 1, because it saves the state that the others have changed. `EarlyStopping`,
-    which may replace the policy when a fit ends, has 2, so that the trained policy is saved
-    first."""
+    `Checkpoint` has 1, because it saves the state that the others have changed. `EarlyStopping`, which may replace the
+    policy when a fit ends, has 2, so that the trained policy is saved first."""
 
     @property
     def state_key(self) -> str:
         """The name of this callback's state in a checkpoint.
 
-        Several callbacks of one class are numbered in their order; override this if the order may
-        change between a run and its resume.
+        Several callbacks of one class are numbered in their order; override this if the order may change between a run
+        and its resume.
         """
         return type(self).__name__.lower()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Called once, before any stage.
 
-        Counters and this callback's state are restored already; `loop.current_iter` is 0 on a fresh
-        run.
+        Counters and this callback's state are restored already; `loop.current_iter` is 0 on a fresh run.
         """
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Called once when the last iteration has ended or the loop was stopped, but not after an
-        error.
-        """
+        """Called once when the last iteration has ended or the loop was stopped, but not after an error."""
 
     def on_iter_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Called before an iteration: one training stage, and a validation when it is due."""
@@ -103,8 +97,7 @@ class Callback(NamedOptions):
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Called before a validation.
 
-        A validation may run outside an iteration: with `validate_first`, and when a stopped run
-        left one due.
+        A validation may run outside an iteration: with `validate_first`, and when a stopped run left one due.
         """
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
@@ -128,14 +121,12 @@ class Callback(NamedOptions):
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
         """Called when the vessel reports how far its stage is.
 
-        The call may come from any thread, many times a second. Return quickly; a coroutine function
-        is not allowed here.
+        The call may come from any thread, many times a second. Return quickly; a coroutine function is not allowed
+        here.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that must survive a kill, as JSON: string keys, lists, numbers, strings,
-        None.
-        """
+        """Return the state that must survive a kill, as JSON: string keys, lists, numbers, strings, None."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -158,8 +149,8 @@ class Callback(NamedOptions):
 
 
 class MonitoringCallback(Callback, ABC):
-    """Base class of callbacks that compare a metric with earlier values. A subclass overrides
-    `compare`, and calls `set_monitor`.
+    """Base class of callbacks that compare a metric with earlier values. A subclass overrides `compare`, and calls
+    `set_monitor`.
     """
 
     monitor: str | None = None
@@ -192,9 +183,7 @@ class MonitoringCallback(Callback, ABC):
         return (value - other if self.mode == "max" else other - value) > by
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Compare a monitored training metric. For a validation metric, warn once if its name looks
-        misspelt.
-        """
+        """Compare a monitored training metric. For a validation metric, warn once if its name looks misspelt."""
         if self.monitor is not None and not self.at_validations:
             return self.compare(loop, vessel, self.monitor)
         if self.monitor is not None and not self._name_checked:
@@ -210,22 +199,19 @@ class MonitoringCallback(Callback, ABC):
 class EarlyStopping(MonitoringCallback):
     """Stop the run when a metric has not improved for `patience` checks in a row.
 
-    monitor: a name in `loop.metrics`; None: "val/reward". A name that begins with `val/` is checked
-        after each validation, any other after each training stage.
+    monitor: a name in `loop.metrics`; None: "val/reward". A name that begins with `val/` is checked after each
+        validation, any other after each training stage.
     min_delta: a gain counts as an improvement if it is larger than this.
     patience: 0 and 1 both stop at the first check without improvement.
     mode: whether a higher ("max") or a lower ("min") value is better.
-    baseline: a value that is not better than this does not reset the count, even if it is the best
-        so far.
-    restore_best_weights: give the vessel its best state when the fit ends, stopped or not. The last
-        checkpoint holds the last state, from which a resumed run continues, and beside it the best
-        one.
-    compat: "qlib" for the rules that Qlib took from Keras 2.9. `monitor` is "reward" by default;
-        every metric is checked at validations; a missing metric is a warning. Each check counts
-        before it is judged, so patience 0 stops at the second iteration even if it improved.
-    Raise ConfigError, with the nearest names, when the metric is missing. NaN is no improvement. A
-    resumed run continues to count; a run that this callback had stopped stops again at once, unless
-    it is given more patience.
+    baseline: a value that is not better than this does not reset the count, even if it is the best so far.
+    restore_best_weights: give the vessel its best state when the fit ends, stopped or not. The last checkpoint holds
+        the last state, from which a resumed run continues, and beside it the best one.
+    compat: "qlib" for the rules that Qlib took from Keras 2.9. `monitor` is "reward" by default; every metric is
+        checked at validations; a missing metric is a warning. Each check counts before it is judged, so patience 0
+        stops at the second iteration even if it improved.
+    Raise ConfigError, with the nearest names, when the metric is missing. NaN is no improvement. A resumed run
+    continues to count; a run that this callback had stopped stops again at once, unless it is given more patience.
     """
 
     runs_last: ClassVar[int] = 2
@@ -303,8 +289,8 @@ class EarlyStopping(MonitoringCallback):
     def compare(self, loop: TrainLoop, vessel: Vessel, monitor: str) -> HookResult:
         """Compare the metric with the best value, and stop the loop when patience is over.
 
-        For a new best, save the vessel's weights if they are to be restored. Return the awaitable
-        of an asynchronous save.
+        For a new best, save the vessel's weights if they are to be restored. Return the awaitable of an asynchronous
+        save.
         """
         try:
             value = monitored(loop.metrics, monitor, "EarlyStopping")
@@ -369,11 +355,10 @@ class EarlyStopping(MonitoringCallback):
 
 
 class MetricsWriter(Callback):
-    """Write `train_result.csv` and `validation_result.csv` in one directory, with a row for each
-    stage.
+    """Write `train_result.csv` and `validation_result.csv` in one directory, with a row for each stage.
 
-    Columns have the names of `loop.metrics`, so those of validations begin with `val/`. A stage
-    without metrics, and a row that lacks a metric of earlier rows, are logged as warnings.
+    Columns have the names of `loop.metrics`, so those of validations begin with `val/`. A stage without metrics, and a
+    row that lacks a metric of earlier rows, are logged as warnings.
     """
 
     def __init__(self, dirpath: str | Path) -> None:
@@ -416,9 +401,7 @@ class MetricsWriter(Callback):
             self._writers[stage].write(replace(row, metrics=named))
 
     def _warn_of_missing(self, row: MetricsRow) -> None:
-        """Log a warning if the row has no metrics, or lacks metrics of earlier rows
-        of its stage.
-        """
+        """Log a warning if the row has no metrics, or lacks metrics of earlier rows of its stage."""
         seen = self._seen.setdefault(row.stage, set())
         place = f"stage {row.stage!r} of iteration {row.iteration}"
         if not row.metrics:

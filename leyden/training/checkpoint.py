@@ -8,9 +8,9 @@
     checkpoints/latest -> step-000012      optional
     checkpoints/superseded/step-000015     left behind when the run was resumed from an older one
 
-A checkpoint is written to a temporary directory, made durable and renamed, and never changes
-afterwards. It holds no pickle, so reading it runs no code. `CheckpointStore` knows no loop:
-`Checkpoint` (a callback) decides when to save, and the vessel decides what.
+A checkpoint is written to a temporary directory, made durable and renamed, and never changes afterwards. It holds no
+pickle, so reading it runs no code. `CheckpointStore` knows no loop: `Checkpoint` (a callback) decides when to save, and
+the vessel decides what.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one run, in one directory. One process writes; any may read.
 
-    keep: how many of the newest checkpoints to keep; None: all. The default is two, so that a
-        damaged newest one costs a step and not the run.
-    link_latest: keep a link `latest` to the newest checkpoint. The link is relative, so it still
-        works when the directory is moved.
-    config: JSON that must be the same when the run is continued. `load` refuses a checkpoint with
-        another config and names the difference.
+    keep: how many of the newest checkpoints to keep; None: all. The default is two, so that a damaged newest one costs
+        a step and not the run.
+    link_latest: keep a link `latest` to the newest checkpoint. The link is relative, so it still works when the
+        directory is moved.
+    config: JSON that must be the same when the run is continued. `load` refuses a checkpoint with another config and
+        names the difference.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class CheckpointStore:
         """Make the prepared directory the checkpoint of `iteration`, then prune the oldest ones.
 
         The write is durable. A damaged checkpoint of this iteration is replaced.
-        best: the iteration of the best checkpoint so far, which is kept as well, and which this one
-            names in its manifest.
+        best: the iteration of the best checkpoint so far, which is kept as well, and which this one names in its
+            manifest.
         Raise CheckpointError for a state that is not JSON.
         """
         aside, path = self.prepared(iteration), self._path(iteration)
@@ -176,11 +176,10 @@ class CheckpointStore:
                 aside.unlink()
 
     def supersede(self, iteration: int, files: Sequence[str] = ()) -> Path:
-        """Move a checkpoint and files beside it into `superseded/`. Return the checkpoint's new
-        path.
+        """Move a checkpoint and files beside it into `superseded/`. Return the checkpoint's new path.
 
-        `steps` and `latest` no longer find it. An earlier superseded checkpoint of the same
-        iteration is replaced. Safe to repeat after a kill.
+        `steps` and `latest` no longer find it. An earlier superseded checkpoint of the same iteration is replaced. Safe
+        to repeat after a kill.
         files: names in the directory of checkpoints; missing ones are skipped.
         """
         folder = self.dirpath / _SUPERSEDED
@@ -208,9 +207,9 @@ class CheckpointStore:
     def latest(self) -> SavedCheckpoint | None:
         """Return the newest intact checkpoint, or None if there is no checkpoint at all.
 
-        Log a warning for each damaged checkpoint that is skipped. Raise CheckpointError if all are
-        damaged. Also raise CheckpointError if another configuration or a newer Leyden wrote it,
-        because continuing from an older checkpoint would throw its work away.
+        Log a warning for each damaged checkpoint that is skipped. Raise CheckpointError if all are damaged. Also raise
+        CheckpointError if another configuration or a newer Leyden wrote it, because continuing from an older checkpoint
+        would throw its work away.
         """
         steps = self.steps()
         for iteration in reversed(steps):
@@ -236,8 +235,7 @@ class CheckpointStore:
     def load(self, iteration: int) -> SavedCheckpoint:
         """Verify and read the checkpoint of `iteration`.
 
-        Raise CheckpointError if it is missing or damaged, if a newer Leyden wrote it, or if its
-        config is another.
+        Raise CheckpointError if it is missing or damaged, if a newer Leyden wrote it, or if its config is another.
         """
         manifest = self.verify(iteration)
         path = self._path(iteration)
@@ -304,12 +302,11 @@ class CheckpointStore:
 def open_checkpoint(path: str | Path, *, config: Mapping[str, Any] | None = None) -> SavedCheckpoint | SavedFile:
     """Verify and return the checkpoint at `path`.
 
-    path: a checkpoint's directory or a link to it, a directory of checkpoints (for its newest one),
-        or a `.pth` file.
-    config: the configuration that a checkpoint must have been made with; None: an empty one. A
-        `.pth` file does not record its configuration.
-    Raise CheckpointError for any other path, a damaged checkpoint, and one of another
-    configuration. No code of the checkpoint is run.
+    path: a checkpoint's directory or a link to it, a directory of checkpoints (for its newest one), or a `.pth` file.
+    config: the configuration that a checkpoint must have been made with; None: an empty one. A `.pth` file does not
+        record its configuration.
+    Raise CheckpointError for any other path, a damaged checkpoint, and one of another configuration. No code of the
+    checkpoint is run.
     """
     path = Path(path)
     if not path.exists():

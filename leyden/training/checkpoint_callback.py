@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint(MonitoringCallback):
-    """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by
-    Ctrl-C too).
+    """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by Ctrl-C too).
 
         checkpoint = Checkpoint(run_dir / "checkpoints")
         loop = TrainLoop(max_iters=100, callbacks=[checkpoint])
@@ -41,36 +40,32 @@ class Checkpoint(MonitoringCallback):
 
     dirpath: the directory of the run's checkpoints.
     config: JSON that must be the same when the run is resumed.
-    filename: a name that ends in `.pth`. Each save then writes such a file as well, which
-        `torch.load(path, weights_only=True)` reads; the vessel must have `state_dict()`.
-        `{iter:03d}`, `{time}` (local, such as 20261122071800) and metrics (`{val/reward:.2f}`) are
-        filled in. A missing metric is `nan` in a save by time, at the end or after a stop, and
-        raises CheckpointError in any other save.
-    save_latest: "link" keeps a relative link to the newest checkpoint, `latest` or, with a
-        `filename`, `latest.pth`; "copy" makes `latest.pth` a copy; None keeps neither. "auto" is
-        "link" with a `filename`, else None.
-    every_n_iters: save after iterations that are multiples of this number. None: 1, or never if
-        there is a `time_interval`.
-    time_interval: save after the first iteration that ends this many seconds after the fit began or
-        the last save.
+    filename: a name that ends in `.pth`. Each save then writes such a file as well, which `torch.load(path,
+        weights_only=True)` reads; the vessel must have `state_dict()`. `{iter:03d}`, `{time}` (local, such as
+        20261122071800) and metrics (`{val/reward:.2f}`) are filled in. A missing metric is `nan` in a save by time, at
+        the end or after a stop, and raises CheckpointError in any other save.
+    save_latest: "link" keeps a relative link to the newest checkpoint, `latest` or, with a `filename`, `latest.pth`;
+        "copy" makes `latest.pth` a copy; None keeps neither. "auto" is "link" with a `filename`, else None.
+    every_n_iters: save after iterations that are multiples of this number. None: 1, or never if there is a
+        `time_interval`.
+    time_interval: save after the first iteration that ends this many seconds after the fit began or the last save.
     save_on_fit_end: save the last iteration when the fit ends, if it is not saved yet.
     keep: how many of the newest checkpoints to keep; None: all.
-    monitor: a metric in `loop.metrics` such as "val/reward". The checkpoint of its best value is
-        saved at once and kept beside the newest; `best` returns it. The policy before the first
-        iteration does not count.
+    monitor: a metric in `loop.metrics` such as "val/reward". The checkpoint of its best value is saved at once and kept
+        beside the newest; `best` returns it. The policy before the first iteration does not count.
     mode: whether the highest ("max") or the lowest ("min") value of `monitor` is the best.
-    small_bytes: larger checkpoints are not saved by `every_n_iters`, only by `time_interval`; None:
-        no checkpoint counts as large.
+    small_bytes: larger checkpoints are not saved by `every_n_iters`, only by `time_interval`; None: no checkpoint
+        counts as large.
     clock: returns seconds that never go back, for `time_interval`.
 
-    An asynchronous `save` of the vessel may return a function once it has copied the state. The
-    checkpoint is then completed while training continues, before the next one begins. If writing it
-    fails (a full disk), the error is logged and the run goes on with the older checkpoints. The
-    save at the end of the fit is waited for, and its failure is raised.
+    An asynchronous `save` of the vessel may return a function once it has copied the state. The checkpoint is then
+    completed while training continues, before the next one begins. If writing it fails (a full disk), the error is
+    logged and the run goes on with the older checkpoints. The save at the end of the fit is waited for, and its failure
+    is raised.
 
-    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError), because its
-    own would be mixed with them. A run that is resumed from one of the directory's checkpoints
-    moves all newer ones, with their files, into `superseded/`, where `latest` does not find them.
+    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError), because its own would be mixed
+    with them. A run that is resumed from one of the directory's checkpoints moves all newer ones, with their files,
+    into `superseded/`, where `latest` does not find them.
     """
 
     runs_last: ClassVar[int] = 1
@@ -130,14 +125,13 @@ class Checkpoint(MonitoringCallback):
         self._files: dict[str, str] = {}
         """The `.pth` file of each kept checkpoint, by iteration."""
         self._gone: set[str] = set()
-        """`.pth` files that the newest save replaced; they are removed after it, or after a
-        kill."""
+        """`.pth` files that the newest save replaced; they are removed after it, or after a kill."""
 
     def latest(self) -> SavedCheckpoint | None:
         """Return the checkpoint to resume from, or None if there is none yet.
 
-        Raise CheckpointError if all checkpoints are damaged, or if the newest intact one was made
-        with another `config` or by a newer Leyden.
+        Raise CheckpointError if all checkpoints are damaged, or if the newest intact one was made with another `config`
+        or by a newer Leyden.
         """
         return self.store.latest()
 
@@ -153,8 +147,8 @@ class Checkpoint(MonitoringCallback):
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Check the directory, and repair what a killed save left behind.
 
-        Raise CheckpointError for checkpoints of another run. Move newer checkpoints of this run
-        into `superseded/`. Write a missing `.pth` file, and remove superfluous ones.
+        Raise CheckpointError for checkpoints of another run. Move newer checkpoints of this run into `superseded/`.
+        Write a missing `.pth` file, and remove superfluous ones.
         """
         if self.filename is not None and not isinstance(vessel, StatefulVessel):
             raise ConfigError(
@@ -241,8 +235,7 @@ class Checkpoint(MonitoringCallback):
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save if this iteration is the best or on schedule, or if `time_interval` is over.
 
-        With `small_bytes`, wait for the first checkpoint to be written: the schedule depends on its
-        size.
+        With `small_bytes`, wait for the first checkpoint to be written: the schedule depends on its size.
         """
         if self._writing is not None and self._small_bytes is not None and self._n_bytes == 0:
             return self._after_writing(lambda: self.on_iter_end(loop, vessel))
@@ -269,7 +262,6 @@ class Checkpoint(MonitoringCallback):
         return None if self._writing is None else self._written()
 
     async def _after_writing(self, proceed: Callable[[], HookResult]) -> None:
-        """Wait for the checkpoint that is being written. Then call `proceed`, and await its end."""
         await self._written()
         saving = proceed()
         if saving is not None:
@@ -311,8 +303,8 @@ class Checkpoint(MonitoringCallback):
     ) -> None:
         """Await the vessel's save, then complete the checkpoint, while training goes on if it may.
 
-        Training may go on if the vessel returned a function that writes the rest, unless the fit
-        ends or a `.pth` file is written too.
+        Training may go on if the vessel returned a function that writes the rest, unless the fit ends or a `.pth` file
+        is written too.
         """
         rest = cast("Callable[[], Awaitable[None]] | None", await saving)
         write = self._complete(rest, self._gather(loop, vessel, name), loop.current_iter)
@@ -326,16 +318,13 @@ class Checkpoint(MonitoringCallback):
     async def _complete(
         self, rest: Callable[[], Awaitable[None]] | None, commit: Callable[[], None], iteration: int
     ) -> None:
-        """Await the rest of the vessel's save, then commit the checkpoint."""
         if rest is not None:
             await rest()
         await asyncio.to_thread(commit)  # hashes and fsync take their time
         self._saved(iteration)
 
     async def _complete_aside(self, write: Coroutine[Any, Any, None], iteration: int) -> None:
-        """Finish a checkpoint while training goes on. A failed write is logged, because the run can
-        go on.
-        """
+        """Finish a checkpoint while training goes on. A failed write is logged, because the run can go on."""
         try:
             await write
         except (OSError, EngineError) as error:
@@ -351,7 +340,6 @@ class Checkpoint(MonitoringCallback):
             )
 
     async def _written(self) -> None:
-        """Wait until a checkpoint that is being written is complete, or its failure is logged."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await _to_the_end(writing)

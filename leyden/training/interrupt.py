@@ -1,6 +1,4 @@
-"""`graceful_interrupts`: the first Ctrl-C ends a run after its current stage, the
-second at once.
-"""
+"""`graceful_interrupts`: the first Ctrl-C ends a run after its current stage, the second at once."""
 
 from __future__ import annotations
 
@@ -20,17 +18,17 @@ _NOTICE: Final = "ends after the stage under way and keeps it; once more to end 
 
 @contextlib.contextmanager
 def graceful_interrupts(on_stop: Callable[[], object]) -> Generator[None]:
-    """Inside the block, the first SIGINT or SIGTERM prints a notice on standard error and calls
-    `on_stop`; the next one raises KeyboardInterrupt.
+    """Inside the block, the first SIGINT or SIGTERM prints a notice on standard error and calls `on_stop`; the next one
+    raises KeyboardInterrupt.
 
         with graceful_interrupts(loop.stop):
             loop.run(vessel)
 
-    on_stop: runs in the main thread, between two instructions of any code, so it should only set a
-        flag or an event. It may set an `asyncio.Event` of this thread's event loop, which is woken.
+    on_stop: runs in the main thread, between two instructions of any code, so it should only set a flag or an event. It
+        may set an `asyncio.Event` of this thread's event loop, which is woken.
 
-    The earlier signal handlers are restored at the end. Python lets only the main thread handle
-    signals; in any other thread the block runs with signals as they are.
+    The earlier signal handlers are restored at the end. Python lets only the main thread handle signals; in any other
+    thread the block runs with signals as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

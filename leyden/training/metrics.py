@@ -1,14 +1,12 @@
-"""Metrics: named numbers of a stage, how the values of many steps become one, and the rows that
-writers get.
+"""Metrics: named numbers of a stage, how the values of many steps become one, and the rows that writers get.
 
-A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it when
-the loop receives it. Inside a stage, a `LogCollector` takes the values of one step (of an episode,
-a rollout) and a `MetricsAggregator` reduces those of many steps to one value for each name. There
-are rows of stages (`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them
-knows who writes it.
+A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it when the loop receives it.
+Inside a stage, a `LogCollector` takes the values of one step (of an episode, a rollout) and a `MetricsAggregator`
+reduces those of many steps to one value for each name. There are rows of stages (`MetricsRow`), of episodes
+(`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes it.
 
-To add a way to reduce many values to one, add a line to `REDUCERS`; to add a kind of row, subclass
-`Row` and add it to `ROW_KINDS`.
+To add a way to reduce many values to one, add a line to `REDUCERS`; to add a kind of row, subclass `Row` and add it to
+`ROW_KINDS`.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ STEPS_OF_AN_EPISODE: Final[Mapping[str, str]] = {"reward": "sum"}
 class LogLevel(IntEnum):
     """The importance of a logged value.
 
-    A writer takes values at its own level or above. Values that no writer takes are dropped where
-    they are logged.
+    A writer takes values at its own level or above. Values that no writer takes are dropped where they are logged.
     """
 
     DEBUG = 10
@@ -93,15 +90,14 @@ class Row(ABC):
     """The name of the attribute that `number` returns."""
 
     iteration: int
-    """The number of finished iterations. Train row 3 is the third step, validation row 3 measures
-    the policy after it, and validation row 0 the policy before any step. Episodes and steps have
-    the number of their stage."""
+    """The number of finished iterations. Train row 3 is the third step, validation row 3 measures the policy after it,
+    and validation row 0 the policy before any step. Episodes and steps have the number of their stage."""
     stage: Stage
 
     @property
     def number(self) -> int:
-        """The row's place on the horizontal axis of a curve of its kind: the iteration, the
-        episode, or the step since the run began.
+        """The row's place on the horizontal axis of a curve of its kind: the iteration, the episode, or the step since
+        the run began.
         """
         return getattr(self, self.axis)
 
@@ -117,9 +113,7 @@ class Row(ABC):
         """
 
     def _named(self, values: Mapping[str, Any], kind: str = "") -> dict[str, float]:
-        """Return the numbers among the values, with the stage (unless "train") and `kind` in front
-        of their names.
-        """
+        """Return the numbers among the values, with the stage (unless "train") and `kind` in front of their names."""
         prefix = kind if self.stage == "train" else f"{self.stage}/{kind}"
         return {prefix + name: value for name, value in values.items() if isinstance(value, (int, float))}
 
@@ -190,8 +184,7 @@ class StepRow(Row):
     def flat(self) -> dict[str, Any]:
         """Return the row as one mapping.
 
-        Arrays become lists. Values other than numbers, strings and containers of them become their
-        `repr`.
+        Arrays become lists. Values other than numbers, strings and containers of them become their `repr`.
         """
         values = (self.iteration, self.stage, self.episode, self.step, self.env_id, self.reward)
         return {**_as_plain(self.contents), **dict(zip(self.fields, values, strict=True))}
@@ -235,9 +228,10 @@ def monitored(metrics: Metrics, name: str, reader: str) -> float:
 def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
     """Log a warning if `name` looks like a misspelt metric of validations, such as "val/rewrd".
 
-    The metrics of a training stage tell: validations usually have the same. Whether the metric is
-    really missing is only known at the first validation, which may be hours away.
-    metrics: those of a training stage. reader: what needs the metric.
+    The metrics of a training stage tell: validations usually have the same. Whether the metric is really missing is
+    only known at the first validation, which may be hours away.
+    metrics: those of a training stage.
+    reader: what needs the metric.
     """
     plain = name.removeprefix("val/")
     if plain != name and plain not in metrics and (like := _most_like(plain, metrics)):
@@ -245,9 +239,7 @@ def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: "; did you mean 'reward'?
-    There are: ...".
-    """
+    """Return the end of a message about an unknown name: "; did you mean 'reward'? There are: ..."."""
     known = sorted(names)
     like = _most_like(name, known)
     meant = f"; did you mean {' or '.join(map(repr, like))}?" if like else "."
@@ -261,8 +253,8 @@ def _most_like(name: str, names: Iterable[str]) -> list[str]:
 def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
     """Return metrics as plain numbers and strings.
 
-    NumPy scalars and tensors of one element become numbers; None becomes an empty mapping.
-    Raise InvalidMetrics, which names `source` and the metric, for other values.
+    NumPy scalars and tensors of one element become numbers; None becomes an empty mapping. Raise InvalidMetrics, which
+    names `source` and the metric, for other values.
     """
     if metrics is None:
         return {}
@@ -372,9 +364,8 @@ class MetricsAggregator:
 
     A metric that some steps lack is reduced over the steps that have it.
 
-    reducers: "mean", "sum" or "last" for each name; a name that is missing here is averaged. None
-        sums `reward`, as over the steps of an episode. Give `{}` to average it too, as over the
-        episodes of a stage.
+    reducers: "mean", "sum" or "last" for each name; a name that is missing here is averaged. None sums `reward`, as
+        over the steps of an episode. Give `{}` to average it too, as over the episodes of a stage.
     loglevel: values below this level are dropped.
     """
 

@@ -16,17 +16,15 @@ from leyden.training.train_loop import TrainLoop, Vessel
 
 
 class ProgressBar(Callback):
-    """Shows iterations, chosen metrics, rates and the time left: on a terminal as a live bar,
-    elsewhere as plain lines.
+    """Shows iterations, chosen metrics, rates and the time left: on a terminal as a live bar, elsewhere as plain lines.
 
-    A narrow terminal lacks first the rates, then the bar, then further metrics. Off a terminal, a
-    line is printed for each iteration and, during a long one, every `line_seconds`.
+    A narrow terminal lacks first the rates, then the bar, then further metrics. Off a terminal, a line is printed for
+    each iteration and, during a long one, every `line_seconds`.
 
-    metrics: names in `loop.metrics` to show, in this order, each with its newest value, which may
-        be an earlier iteration's. A name without a value yet is left out.
-    unit: what the vessel counts in `loop.progress(done, total)`, as in `48/128 rollouts  91
-        rollouts/s`. Other counts are shown as rates: `loop.progress(48, 128, tokens=960)` as
-        `1,835 tokens/s`.
+    metrics: names in `loop.metrics` to show, in this order, each with its newest value, which may be an earlier
+        iteration's. A name without a value yet is left out.
+    unit: what the vessel counts in `loop.progress(done, total)`, as in `48/128 rollouts 91 rollouts/s`. Other counts
+        are shown as rates: `loop.progress(48, 128, tokens=960)` as `1,835 tokens/s`.
     stream: where to show it; None: `sys.stderr`, as it is when the run starts.
     line_seconds: the longest time without a line off a terminal.
     """
@@ -106,8 +104,7 @@ class ProgressBar(Callback):
         """Start the display, or start it again from the beginning.
 
         iteration: the number of finished iterations.
-        total: iterations in all; None if unknown. Then only the stage is shown until the first
-            iteration has ended.
+        total: iterations in all; None if unknown. Then only the stage is shown until the first iteration has ended.
         """
         self._run.begin(iteration, total)
         if self._shown is None:

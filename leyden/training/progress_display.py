@@ -1,9 +1,9 @@
-"""Show the progress of a run, on a terminal (`Terminal`) or in a log file (`Lines`). The module
-knows neither loop nor trainer: `ProgressBar` keeps the `RunProgress` that is shown.
+"""Show the progress of a run, on a terminal (`Terminal`) or in a log file (`Lines`). The module knows neither loop nor
+trainer: `ProgressBar` keeps the `RunProgress` that is shown.
 
-On a terminal, one line for the run and one for its current stage are redrawn in place, and texts
-that the program prints or logs appear above them. Elsewhere, plain lines without control characters
-are printed, one for each iteration and one now and then during a long one.
+On a terminal, one line for the run and one for its current stage are redrawn in place, and texts that the program
+prints or logs appear above them. Elsewhere, plain lines without control characters are printed, one for each iteration
+and one now and then during a long one.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class RunProgress:
     def seconds_left(self) -> float | None:
         """Return the seconds that the run, or a stage without iterations, will probably still take.
 
-        The estimate assumes that the rest goes as fast as this process has been on average. Return
-        None while nothing has been finished, if the total is unknown, and at the end.
+        The estimate assumes that the rest goes as fast as this process has been on average. Return None while nothing
+        has been finished, if the total is unknown, and at the end.
         """
         if not self.in_iterations:
             stage = self.stage
@@ -146,8 +146,9 @@ class Line:
 def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, width: int) -> Line:
     """Return a line of those parts that fit into `width` columns.
 
-    In order of importance: the label, the first value, the time left, the other values, a bar, the
-    extras. left: the time left as text; empty if unknown.
+    In order of importance: the label, the first value, the time left, the other values, a bar, the extras.
+
+    left: the time left as text; empty if unknown.
     """
     fixed = 2 + len(left) if left else 0
     kept = list(values[:1])
@@ -174,9 +175,7 @@ def _short(value: Any) -> str:
 
 
 class Lines:
-    """Shows progress off a terminal: a line for each iteration, and one after each `seconds`
-    without a line.
-    """
+    """Shows progress off a terminal: a line for each iteration, and one after each `seconds` without a line."""
 
     def __init__(self, state: RunProgress, stream: TextIO, seconds: float) -> None:
         self._state, self._stream, self._seconds = state, stream, seconds
@@ -250,7 +249,10 @@ class Terminal:
         return Group(*lines)
 
     def _drawn(self, line: Line, fraction: float | None) -> Text:
-        """Return a line with its bar. fraction: the part of the bar that is full; None: no bar."""
+        """Return a line with its bar.
+
+        fraction: the part of the bar that is full; None: no bar.
+        """
         text = Text(harmless(line.label), no_wrap=True, overflow="crop")
         if fraction is not None and line.bar:
             full = round(line.bar * min(1.0, max(0.0, fraction)))

@@ -3,10 +3,9 @@
     {"kind", "format", "current_iter", "metrics", "callbacks", "loggers", "rng", ...,
      "vessel": {"policy": ...}}
 
-The file holds plain containers, numbers, strings and tensors, so `torch.load(path,
-weights_only=True)` reads it. A NumPy array is saved as {"__array__": tensor}; `SavedFile` has it as
-an array again. torch is imported when a file is written or read. Unlike the directories of
-`checkpoint.py`, such a file has no checksum.
+The file holds plain containers, numbers, strings and tensors, so `torch.load(path, weights_only=True)` reads it. A
+NumPy array is saved as {"__array__": tensor}; `SavedFile` has it as an array again. torch is imported when a file is
+written or read. Unlike the directories of `checkpoint.py`, such a file has no checksum.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ class SavedFile:
 def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
     """Write the state of a loop and a vessel to a file, durably and in one step.
 
-    loop_state: from `TrainLoop.run_state`. vessel_state: from the vessel's `state_dict`.
+    loop_state: from `TrainLoop.run_state`.
+    vessel_state: from the vessel's `state_dict`.
     Raise CheckpointError, which names the entry, for a value that a state cannot hold.
     """
     torch = _torch()

@@ -1,7 +1,6 @@
 """Capture and restore the process-wide random states: Python's, and NumPy's and torch's if loaded.
 
-Generators that a policy owns belong to the policy's state. torch is imported only if the saved run
-had loaded it.
+Generators that a policy owns belong to the policy's state. torch is imported only if the saved run had loaded it.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@
                   for each array or tensor
     arrays.npz    the arrays and tensors; a tensor of a type that NumPy lacks (bfloat16) as its bits
 
-The files hold no pickle, so reading runs no code of theirs, and every number is kept to the bit. A
-state may hold dicts (keys are strings or whole numbers), lists, tuples, None, booleans, numbers,
-strings, NumPy arrays and numbers, and torch tensors, which are read back to the CPU. NumPy and
-torch are imported only if the state has arrays or tensors. `save_vessel` and `load_vessel` are how
-`TrainLoop` and its callbacks save the state of a vessel.
+The files hold no pickle, so reading runs no code of theirs, and every number is kept to the bit. A state may hold dicts
+(keys are strings or whole numbers), lists, tuples, None, booleans, numbers, strings, NumPy arrays and numbers, and
+torch tensors, which are read back to the CPU. NumPy and torch are imported only if the state has arrays or tensors.
+`save_vessel` and `load_vessel` are how `TrainLoop` and its callbacks save the state of a vessel.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class StatefulVessel(Protocol):
     """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return all values that the next step depends on: containers, numbers, texts, arrays and
-        tensors.
-        """
+        """Return all values that the next step depends on: containers, numbers, texts, arrays and tensors."""
         ...
 
     def load_state_dict(self, state: Any, /) -> object:
@@ -48,11 +45,10 @@ class StatefulVessel(Protocol):
 
 
 def save_vessel(vessel: Any, path: Path) -> Any:
-    """Write the vessel's state into the directory `path`: by its `save(path)`, or its
-    `state_dict()`.
+    """Write the vessel's state into the directory `path`: by its `save(path)`, or its `state_dict()`.
 
-    Return the result of `save`, which is an awaitable if `save` is asynchronous, else None. Raise
-    ConfigError if the vessel has neither method.
+    Return the result of `save`, which is an awaitable if `save` is asynchronous, else None. Raise ConfigError if the
+    vessel has neither method.
     """
     if hasattr(vessel, "save"):
         return vessel.save(path)
@@ -64,8 +60,8 @@ def save_vessel(vessel: Any, path: Path) -> Any:
 def load_vessel(vessel: Any, path: Path) -> Any:
     """Restore the vessel's state from the directory that `save_vessel` wrote.
 
-    Return an awaitable if `vessel.load` is asynchronous. Raise ConfigError if the vessel has
-    neither `load` nor `load_state_dict`.
+    Return an awaitable if `vessel.load` is asynchronous. Raise ConfigError if the vessel has neither `load` nor
+    `load_state_dict`.
     """
     if hasattr(vessel, "load"):
         return vessel.load(path)
@@ -171,11 +167,10 @@ def _as_json(container: Any) -> Any:
 
 
 def _rebuilt(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a saved tree with its tuples, dicts of any keys, arrays and tensors in place of their
-    markers.
+    """Return a saved tree with its tuples, dicts of any keys, arrays and tensors in place of their markers.
 
-    arrays: the saved arrays, by the names in the markers. A tensor that was saved as its bits is
-        viewed as its own dtype again.
+    arrays: the saved arrays, by the names in the markers. A tensor that was saved as its bits is viewed as its own
+        dtype again.
     """
     if isinstance(tree, list):
         return [_rebuilt(part, arrays) for part in cast("list[Any]", tree)]

@@ -47,8 +47,8 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Show this thread's unfinished line, such as the prompt of `input()`, unless it is a
-        progress bar that will be redrawn.
+        """Show this thread's unfinished line, such as the prompt of `input()`, unless it is a progress bar that will be
+        redrawn.
         """
         if self.is_over:
             if not self.stream.closed:  # since Python 3.13 an error in a stream's finaliser is printed
@@ -60,7 +60,6 @@ class _Above(io.TextIOBase):
                 self._print(self._unfinished.pop(thread))
 
     def finish(self) -> None:
-        """Show every unfinished line. Later text goes straight to the stream."""
         with self._lock:
             for text in self._unfinished.values():
                 self._print(text)
@@ -88,8 +87,8 @@ class _Above(io.TextIOBase):
 def printing_above(console: Console) -> Generator[None]:
     """Let everything that this process writes to the terminal appear above the display.
 
-    Covered are `sys.stdout`, `sys.stderr` and the log handlers that write to one of them. Output to
-    a file or a pipe goes there as before.
+    Covered are `sys.stdout`, `sys.stderr` and the log handlers that write to one of them. Output to a file or a pipe
+    goes there as before.
     """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     above = {name: _Above(stream, console) for name, stream in before.items() if is_terminal(stream)}

@@ -1,8 +1,8 @@
 """`TrainLoop`: the order of stages, hooks and counters, for every vessel, synchronous or not.
 
-The loop trains a `Vessel` and does no I/O itself; callbacks and writers save, print and plot. Its
-order is written once, as a generator that yields each result of a hook or of the vessel. `run` and
-`arun` drive this generator; `arun` awaits results that are awaitable (as httpx does in `_auth.py`).
+The loop trains a `Vessel` and does no I/O itself; callbacks and writers save, print and plot. Its order is written
+once, as a generator that yields each result of a hook or of the vessel. `run` and `arun` drive this generator; `arun`
+awaits results that are awaitable (as httpx does in `_auth.py`).
 
     on_fit_start
       [on_validate_start .. on_validate_end]   validate_first, or a validation that a stop left due
@@ -13,9 +13,8 @@ order is written once, as a generator that yields each result of a hook or of th
       on_iter_end                              Checkpoint saves here, after all others
     on_fit_end                                 on_exception instead, when anything raised
 
-A step is *finished* when its checkpoint exists. Resuming from a checkpoint undoes everything that
-happened after the checkpoint (a step, rows, a validation): counters, callbacks, writers and random
-states go back together.
+A step is *finished* when its checkpoint exists. Resuming from a checkpoint undoes everything that happened after the
+checkpoint (a step, rows, a validation): counters, callbacks, writers and random states go back together.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from leyden.training.writers import LogWriter
 logger = logging.getLogger(__name__)
 
 Flow: TypeAlias = Generator[object, Any, None]
-"""A generator that yields results of hooks and vessel. The driver awaits a result if it must, and
-sends the value back, or throws the error in."""
+"""A generator that yields results of hooks and vessel. The driver awaits a result if it must, and sends the value back,
+or throws the error in."""
 
 Stateful = TypeVar("Stateful", Callback, LogWriter)
 
@@ -62,9 +61,7 @@ class Vessel(Protocol):
         ...
 
     def validate(self, iteration: int, /) -> Any:
-        """Measure the policy after `iteration` steps without changing it, and return the
-        metrics.
-        """
+        """Measure the policy after `iteration` steps without changing it, and return the metrics."""
         ...
 
 
@@ -87,17 +84,15 @@ class Resumable(Protocol):
 
 
 class TrainLoop(NamedOptions):
-    """One run of training. A TrainLoop runs once; its subclass `leyden.rl.Trainer` starts again
-    with each fit.
+    """One run of training. A TrainLoop runs once; its subclass `leyden.rl.Trainer` starts again with each fit.
 
-    max_iters: iterations in all, including those before a resume, so a finished run continues if
-        the number is larger than before. None: until `stop` is called.
+    max_iters: iterations in all, including those before a resume, so a finished run continues if the number is larger
+        than before. None: until `stop` is called.
     val_every_n_iters: validate after every so many iterations; None: never.
     validate_first: also validate before the first step.
     callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
-    Raise ConfigError for a number out of range, an object that is no callback or writer, and two
-    writers of one file.
+    Raise ConfigError for a number out of range, an object that is no callback or writer, and two writers of one file.
     """
 
     def __init__(
@@ -118,8 +113,8 @@ class TrainLoop(NamedOptions):
             raise ConfigError(f"two writers write {twice[0]}; give each a file of its own")
         self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
         self.validates_at_end = False
-        """Whether to validate after the last iteration if no other one reaches `val_every_n_iters`.
-        Set it for a validation set that nothing would use."""
+        """Whether to validate after the last iteration if no other one reaches `val_every_n_iters`. Set it for a
+        validation set that nothing would use."""
         self.callbacks = sorted(callbacks, key=lambda callback: callback.runs_last)
         self.writers = list(writers)
         self.initialize()
@@ -159,11 +154,10 @@ class TrainLoop(NamedOptions):
     def log(self, name: str, value: Any) -> None:
         """Record a number of your own in the current iteration, from a hook of a callback.
 
-        It is a metric like those of the vessel: in the run's files, store and loggers, and for
-        `Checkpoint` and `EarlyStopping`. A number of a validation hook belongs to the validation's
-        row, any other to the row of the step. Of two numbers of one name, the later one counts. A
-        number that is set after its row was written comes as a further row of the same iteration
-        and stage.
+        It is a metric like those of the vessel: in the run's files, store and loggers, and for `Checkpoint` and
+        `EarlyStopping`. A number of a validation hook belongs to the validation's row, any other to the row of the
+        step. Of two numbers of one name, the later one counts. A number that is set after its row was written comes as
+        a further row of the same iteration and stage.
 
         value: a finite number of any library, or a text. Raise InvalidMetrics for anything else.
         """
@@ -184,9 +178,7 @@ class TrainLoop(NamedOptions):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another iteration follows: the loop is not stopped and `max_iters`
-        not reached.
-        """
+        """Whether another iteration follows: the loop is not stopped and `max_iters` not reached."""
         return not self.should_stop and (self.max_iters is None or self.current_iter < self.max_iters)
 
     @property
@@ -222,8 +214,8 @@ class TrainLoop(NamedOptions):
         """Train the vessel in this thread.
 
         resume: the checkpoint to continue from; None begins anew.
-        Raise ConfigError if the vessel or a hook is asynchronous, or if the loop has run already.
-        Errors of the vessel and of hooks pass through.
+        Raise ConfigError if the vessel or a hook is asynchronous, or if the loop has run already. Errors of the vessel
+        and of hooks pass through.
         """
         self._drive(self._flow(vessel, resume))
 
@@ -232,16 +224,14 @@ class TrainLoop(NamedOptions):
 
         Hooks and vessel may be asynchronous. A synchronous one blocks the event loop while it runs.
         resume: the checkpoint to continue from; None begins anew.
-        Raise ConfigError if the loop has run already. Errors of the vessel and of hooks pass
-        through.
+        Raise ConfigError if the loop has run already. Errors of the vessel and of hooks pass through.
         """
         await self._follow(self._flow(vessel, resume), may_wait=True)
 
     def _drive(self, flow: Flow) -> None:
         """Run a flow whose vessel and callbacks are all synchronous, without an event loop.
 
-        An awaitable from one of them raises ConfigError inside the flow, where its `finally` blocks
-        see it.
+        An awaitable from one of them raises ConfigError inside the flow, where its `finally` blocks see it.
         """
         with contextlib.suppress(StopIteration):
             self._follow(flow, may_wait=False).send(None)  # it never waits, so it ends at once
@@ -356,9 +346,6 @@ class TrainLoop(NamedOptions):
         return vessel.validate(self.current_iter)
 
     def _begin(self, stage: Stage) -> None:
-        """Begin a stage. A training stage gets the number that its iteration will
-        have at its end.
-        """
         self.current_stage = stage
         logger.debug("iteration %d: %s begins", self.current_iter + (stage == "train"), stage)
         self._stage_started_at = time.monotonic()
@@ -366,8 +353,9 @@ class TrainLoop(NamedOptions):
             writer.on_stage_start(self.current_iter + (stage == "train"), stage)
 
     def _write(self, stage: Stage, metrics: object, source: str) -> None:
-        """Check the metrics of a stage and give its row to the writers. source: who
-        returned them.
+        """Check the metrics of a stage and give its row to the writers.
+
+        source: who returned them.
         """
         cleaned = clean_metrics(metrics, source=source)
         own = self._own_metrics()
@@ -384,13 +372,11 @@ class TrainLoop(NamedOptions):
                 writer.write(row)
 
     def _set_metrics(self, stage: Stage, values: Metrics) -> None:
-        """Put the numbers of a stage into `metrics`, by their names there."""
         named = {("val/" if stage == "val" else "") + name: value for name, value in values.items()}
         self.metrics.update(named)
         self._set_by_loop.update(named)
 
     def _own_metrics(self) -> dict[str, MetricValue]:
-        """Return the metrics that hooks have set and no row has."""
         known = self._set_by_loop
         return {name: value for name, value in self.metrics.items() if name not in known or known[name] is not value}
 
@@ -404,9 +390,7 @@ class TrainLoop(NamedOptions):
                     self._write_own(own, "train" if hook in ("on_iter_end", "on_fit_end") else self.current_stage)
 
     def _write_own(self, own: Mapping[str, MetricValue], stage: Stage) -> None:
-        """Write numbers that a hook has set after the row of its stage was written, as a further
-        row.
-        """
+        """Write numbers that a hook has set after the row of its stage was written, as a further row."""
         self._set_by_loop.update(own)
         for each in ("train", "val", "test"):
             values = {name.removeprefix("val/"): value for name, value in own.items() if _stage_of(name, stage) == each}
@@ -444,8 +428,7 @@ class TrainLoop(NamedOptions):
         }
 
     def save_callback_files(self, path: Path) -> None:
-        """Call `save` of the callbacks that override it, each with a directory of its own in
-        `path`.
+        """Call `save` of the callbacks that override it, each with a directory of its own in `path`.
 
         A callback's directory is removed again if it stays empty.
         """
@@ -465,10 +448,9 @@ class TrainLoop(NamedOptions):
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore counters, metrics, callbacks and writers from a state that `run_state` returned.
 
-        The random states are left for later: they are restored after the vessel. A callback or
-        writer without a saved state starts anew. A saved state without its callback or writer is
-        named in a warning. `should_stop` keeps its value, because the caller decides whether a run
-        continues.
+        The random states are left for later: they are restored after the vessel. A callback or writer without a saved
+        state starts anew. A saved state without its callback or writer is named in a warning. `should_stop` keeps its
+        value, because the caller decides whether a run continues.
         """
         self.current_iter = state["current_iter"]
         self.current_stage = state["current_stage"]
@@ -481,7 +463,10 @@ class TrainLoop(NamedOptions):
 
 
 def _stage_of(name: str, stage: Stage) -> Stage:
-    """Return to whose row a number of a hook belongs. stage: where the hook was called."""
+    """Return to whose row a number of a hook belongs.
+
+    stage: where the hook was called.
+    """
     return "val" if name.startswith("val/") else stage
 
 

@@ -1,9 +1,8 @@
-"""The nouns of Leyden as data: rollouts, attempts, spans, resources, training data, workers,
-samples.
+"""The nouns of Leyden as data: rollouts, attempts, spans, resources, training data, workers, samples.
 
-Data that crosses processes is pydantic, training data is dataclasses. Beside them stand the pure
-functions that belong to them (the lifecycle, reward readers). The package knows no store, no
-network and no model. To add a noun, add a module and name it below.
+Data that crosses processes is pydantic, training data is dataclasses. Beside them stand the pure functions that belong
+to them (the lifecycle, reward readers). The package knows no store, no network and no model. To add a noun, add a
+module and name it below.
 """
 
 from leyden.types.feedback import Feedback as Feedback

@@ -1,9 +1,9 @@
 """The checks that a record must pass before a store takes it, beyond its types.
 
-Every way in calls them where the record is given, so that a record which was accepted is not
-refused later: stores, sessions, the command line and importers. PostgreSQL takes no NUL in a text,
-and no long text in an index; SQLite takes no number above 2**63. Control characters would mislead a
-reader of messages and paths, and JSON that is nested too deeply cannot be read again.
+Every way in calls them where the record is given, so that a record which was accepted is not refused later: stores,
+sessions, the command line and importers. PostgreSQL takes no NUL in a text, and no long text in an index; SQLite takes
+no number above 2**63. Control characters would mislead a reader of messages and paths, and JSON that is nested too
+deeply cannot be read again.
 """
 
 from __future__ import annotations
@@ -39,23 +39,20 @@ Parsers stop at 200 levels, of which a reply of the store needs some for itself.
 MAX_JSON_DIGITS: Final = 4300
 """The most digits of a whole number, as many as Python parses."""
 _HIGHEST: Final = 2**53
-"""The highest sequence id that a caller may give. The counter continues from there, and must not
-overflow."""
+"""The highest sequence id that a caller may give. The counter continues from there, and must not overflow."""
 _HIGHEST_WHOLE: Final = 10**MAX_JSON_DIGITS - 1
 _SERIALIZABLE_DEPTH: Final = 255
 """The most levels that `to_json` writes."""
 _OWN_PREFIX: Final = "leyden."
 _OWN_METADATA: Final = (semconv.REPLAY_FROM, semconv.SAMPLING_KEY)
-"""The names of Leyden's own that a caller may give a rollout: it repeats another one, or samples
-like it.
-"""
+"""The names of Leyden's own that a caller may give a rollout: it repeats another one, or samples like it."""
 _WHY_LENGTH: Final = 10_000
 """The most characters of a reason in the audit log."""
 _STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _LONG_NUMBER: Final = re.compile(rf"(?<![0-9])[0-9]{{{MAX_JSON_DIGITS + 1}}}")
 _SAMPLED: Final = 64
-"""Every 64th character of a text is looked at for long numbers, which is 50 times as fast as a
-search for them. A long number fills that many samples in a row:"""
+"""Every 64th character of a text is looked at for long numbers, which is 50 times as fast as a search for them. A long
+number fills that many samples in a row:"""
 _LONG_IN_SAMPLES: Final = re.compile(rf"[0-9]{{{(MAX_JSON_DIGITS + 1) // _SAMPLED},}}")
 
 
@@ -74,8 +71,8 @@ def check_id(what: str, value: str | None) -> None:
 
 
 def check_attempt_id(value: str | None) -> None:
-    """Raise ConfigError for an id that a new attempt cannot have, such as "latest", which stands
-    for the newest attempt.
+    """Raise ConfigError for an id that a new attempt cannot have, such as "latest", which stands for the newest
+    attempt.
     """
     check_id("attempt_id", value)
     if value == "latest":
@@ -89,8 +86,7 @@ def check_time(what: str, seconds: float) -> None:
 
 
 def json_text(value: Any, what: str) -> str:
-    """Return `value` as JSON that every store can write and read again: it is read as what
-    `json_value` returns.
+    """Return `value` as JSON that every store can write and read again: it is read as what `json_value` returns.
 
     what: what the message calls the value, such as "the input of a rollout".
     Raise ConfigError as `json_value` does.
@@ -105,12 +101,12 @@ def json_text(value: Any, what: str) -> str:
 
 
 def typed_json_text(value: Any, what: str) -> str:
-    """Return as JSON a value of which a model has checked that it has only types of JSON, in three
-    fifths of the time of `json_text`.
+    """Return as JSON a value of which a model has checked that it has only types of JSON, in three fifths of the time
+    of `json_text`.
 
     what: what the message calls the value, such as "the attributes of a span".
-    Raise ConfigError for a value that is not JSON (NaN and infinity are not), for one that is
-    nested deeper than `MAX_JSON_DEPTH`, and for a number of more than `MAX_JSON_DIGITS` digits.
+    Raise ConfigError for a value that is not JSON (NaN and infinity are not), for one that is nested deeper than
+    `MAX_JSON_DEPTH`, and for a number of more than `MAX_JSON_DIGITS` digits.
     """
     try:
         text = to_json(value, fallback=exact_number).decode()
@@ -162,13 +158,13 @@ def check_metadata(metadata: Mapping[str, Any], *, allowed: Collection[str] = _O
 
 
 def json_value(value: Any, what: str) -> Any:
-    """Return `value` as JSON has it, with a number of any library as that number, a tuple as a
-    list, and a model or a dataclass as its fields. A value that is JSON already is returned itself.
+    """Return `value` as JSON has it, with a number of any library as that number, a tuple as a list, and a model or a
+    dataclass as its fields. A value that is JSON already is returned itself.
 
     what: what the message calls the value, such as "task 1".
-    Raise ConfigError, which names the part, for anything that an agent would get back as another
-    value or not at all: NaN, dates, bytes, sets, keys that are no strings, a value that contains
-    itself or is nested deeper than `MAX_JSON_DEPTH`.
+    Raise ConfigError, which names the part, for anything that an agent would get back as another value or not at all:
+    NaN, dates, bytes, sets, keys that are no strings, a value that contains itself or is nested deeper than
+    `MAX_JSON_DEPTH`.
     """
     try:  # most values are small and JSON already, which takes a fifth of the time to find out this way
         raw = to_json(value, inf_nan_mode="null")
@@ -282,8 +278,8 @@ def check_label(label: Label) -> None:
 
 
 def check_release(release: Release) -> str:
-    """Return the details of a release as JSON, empty without any. Raise ConfigError for a release
-    that no store takes.
+    """Return the details of a release as JSON, empty without any. Raise ConfigError for a release that no store
+    takes.
     """
     check_id("release_id", release.release_id)
     check_id("state", release.state)
@@ -356,8 +352,8 @@ def _too_deep(what: str) -> ConfigError:
 def _is_too_deep(value: Any) -> bool:
     """Return whether a value, which `to_json` can write, has more than `MAX_JSON_DEPTH` levels.
 
-    Writing it again inside further lists is four times as fast as finding the brackets of its text
-    that are outside of strings.
+    Writing it again inside further lists is four times as fast as finding the brackets of its text that are outside of
+    strings.
     """
     for _ in range(_SERIALIZABLE_DEPTH - MAX_JSON_DEPTH):
         value = [value]
@@ -369,7 +365,6 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def _depth(text: str) -> int:
-    """Return the number of levels of lists and objects in a JSON text."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[{}\]]", _STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1

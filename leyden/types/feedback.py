@@ -10,8 +10,8 @@ from leyden._lib import ids
 from leyden._lib.numbers import finite_number
 
 FeedbackKind: TypeAlias = Literal["reward", "label", "correction"]
-"""`reward`: a finite number. `label`: a short text, such as `thumbs_up`. `correction`: the right
-answer, any JSON value."""
+"""`reward`: a finite number. `label`: a short text, such as `thumbs_up`. `correction`: the right answer, any JSON
+value."""
 
 _LABEL_LENGTH = 200
 
@@ -19,8 +19,7 @@ _LABEL_LENGTH = 200
 class Feedback(BaseModel):
     """One opinion about one rollout.
 
-    A store keeps all of them. Of several with the same rollout, source and kind, the one that
-    arrived last counts.
+    A store keeps all of them. Of several with the same rollout, source and kind, the one that arrived last counts.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -40,8 +39,8 @@ class Feedback(BaseModel):
     sequence_id: int | None = None
     """The order of arrival, from 1. The store sets it."""
     resources_id: str | None = None
-    """With `version`, the resources that the rollout ran with. The store takes both and `arm` from
-    the rollout, while it knows the rollout."""
+    """With `version`, the resources that the rollout ran with. The store takes both and `arm` from the rollout, while
+    it knows the rollout."""
     version: int | None = Field(default=None, ge=1)
     arm: str | None = None
 

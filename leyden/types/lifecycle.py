@@ -1,8 +1,7 @@
 """The state machine of rollouts and attempts, as tables and pure functions.
 
-It knows no store, no clock and no worker: a store calls it for the next status and writes that
-down. Two rules hold everywhere: a final status is never left, and only the latest attempt of a
-rollout moves the rollout.
+It knows no store, no clock and no worker: a store calls it for the next status and writes that down. Two rules hold
+everywhere: a final status is never left, and only the latest attempt of a rollout moves the rollout.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def check_rollout_transition(rollout_id: str, current: RolloutStatus, wanted: Ro
 
 
 def attempt_after_span(status: AttemptStatus) -> AttemptStatus:
-    """Return the attempt's status after one of its spans arrived. A span is a heartbeat, and
-    finished attempts stay finished.
+    """Return the attempt's status after one of its spans arrived. A span is a heartbeat, and finished attempts stay
+    finished.
     """
     return "running" if status in ("preparing", "unresponsive") else status
 
@@ -68,11 +67,11 @@ def rollout_after_attempt(
 ) -> RolloutStatus:
     """Return the rollout's status after one of its attempts became `attempt`.
 
-    A finished rollout keeps its status, and so does one whose later attempt is already under way
-    (`is_latest` false). An interrupted attempt (`Attempt.interrupted`) always requeues the rollout.
-    A cancelled attempt cancels it. An attempt that failed, timed out or fell silent requeues the
-    rollout if `config` allows another attempt, and fails it otherwise. A requeued rollout leaves
-    the queue if the attempt shows a sign of life or succeeds; its failure changes nothing more.
+    A finished rollout keeps its status, and so does one whose later attempt is already under way (`is_latest` false).
+    An interrupted attempt (`Attempt.interrupted`) always requeues the rollout. A cancelled attempt cancels it. An
+    attempt that failed, timed out or fell silent requeues the rollout if `config` allows another attempt, and fails it
+    otherwise. A requeued rollout leaves the queue if the attempt shows a sign of life or succeeds; its failure changes
+    nothing more.
 
     attempt_sequence: the attempt's number among those that were not interrupted.
     """
@@ -89,7 +88,6 @@ def rollout_after_attempt(
 
 
 def _refusal(noun: str, name: str, current: str, wanted: str, allowed: frozenset[str]) -> str:
-    """Return the message for a transition that the tables do not allow."""
     finished = current in ROLLOUT_FINISHED or current in ATTEMPT_FINISHED
     possible = "it is final" if finished else f"possible: {', '.join(sorted(allowed))}"
     return f"{noun} {name!r} is {current!r} and cannot become {wanted!r} ({possible})"

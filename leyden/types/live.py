@@ -1,7 +1,7 @@
 """Live rollouts: work that is served now and recorded afterwards, under ids that a session makes.
 
-A session signs the ids together with the version and the arm. A gateway that has the same key
-admits calls of the rollout before the store knows it.
+A session signs the ids together with the version and the arm. A gateway that has the same key admits calls of the
+rollout before the store knows it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ LIVE_KEY_PREFIX: Final = "sk-leyden-live-"
 LIVE_TIMEOUT_SECONDS: Final = 24 * 3600.0
 """The default time limit of a live rollout, after which the store ends it as `timeout`.
 
-It is longer than a store may be away, because an end that waits for the store must not come too
-late.
+It is longer than a store may be away, because an end that waits for the store must not come too late.
 """
 
 LiveStatus: TypeAlias = Literal["succeeded", "failed", "cancelled"]
@@ -69,8 +68,7 @@ class LiveClaim(NamedTuple):
 
 
 def sign_claim(key: str, claim: LiveClaim) -> str:
-    """Return a claim and its signature as text for a URL or an API key: letters, digits, `-`, `_`
-    and one dot.
+    """Return a claim and its signature as text for a URL or an API key: letters, digits, `-`, `_` and one dot.
 
     key: the secret that the session and the gateway share.
     """
@@ -79,9 +77,7 @@ def sign_claim(key: str, claim: LiveClaim) -> str:
 
 
 def read_claim(key: str, text: str) -> LiveClaim | None:
-    """Return the claim that `sign_claim` made `text` of, or None if it was not signed with this
-    key.
-    """
+    """Return the claim that `sign_claim` made `text` of, or None if it was not signed with this key."""
     payload, _, signature = text.partition(".")
     if not payload.isascii() or not hmac.compare_digest(signature.encode(), _signature(key, payload.encode()).encode()):
         return None
@@ -99,5 +95,4 @@ def parse_claim(text: str) -> LiveClaim | None:
 
 
 def _signature(key: str, payload: bytes) -> str:
-    """Return 160 bits of an HMAC as hexadecimal text. Its prefix keeps one key's uses apart."""
     return hmac.digest(key.encode(), b"leyden live\x1f" + payload, "sha256").hex()[:40]

@@ -1,5 +1,4 @@
-"""A base of models that users construct. A wrong field is refused by its name, without pydantic's
-report.
+"""A base of models that users construct. A wrong field is refused by its name, without pydantic's report.
 
 Data that is read (`model_validate`, `model_validate_json`) raises pydantic's ValidationError.
 """
@@ -16,9 +15,7 @@ from leyden.errors import InvalidArgument
 
 
 class NamedFields(BaseModel):
-    """A model whose constructor raises InvalidArgument with the field, the value and what is
-    possible.
-    """
+    """A model whose constructor raises InvalidArgument with the field, the value and what is possible."""
 
     def __init__(self, **values: Any) -> None:
         kind = type(self)
@@ -36,8 +33,8 @@ class NamedFields(BaseModel):
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError) -> str:
-    """Return the message for constructor arguments that pydantic refused: the missing ones if any
-    are missing, otherwise the wrong ones.
+    """Return the message for constructor arguments that pydantic refused: the missing ones if any are missing,
+    otherwise the wrong ones.
     """
     faults = error.errors(include_url=False)
     missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing" and len(fault["loc"]) == 1]

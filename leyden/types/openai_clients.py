@@ -1,10 +1,8 @@
-"""Clients of the official `openai` package that share their connections, for `LLM.openai` and
-`LLM.openai_sync`.
+"""Clients of the official `openai` package that share their connections, for `LLM.openai` and `LLM.openai_sync`.
 
-A client with a connection pool of its own takes about 20 ms of CPU to make, more than a small
-agent's whole rollout. A client on an existing pool takes 0.05 ms. So each event loop has one pool,
-and each process has one for synchronous agents. `openai` is imported at the first call, because
-Leyden's core does not need it.
+A client with a connection pool of its own takes about 20 ms of CPU to make, more than a small agent's whole rollout. A
+client on an existing pool takes 0.05 ms. So each event loop has one pool, and each process has one for synchronous
+agents. `openai` is imported at the first call, because Leyden's core does not need it.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
-    """Return an asynchronous OpenAI client for `base_url` that shares the running loop's
-    connections. Raise ConfigError without a running loop, or if `openai` is not installed.
+    """Return an asynchronous OpenAI client for `base_url` that shares the running loop's connections. Raise ConfigError
+    without a running loop, or if `openai` is not installed.
     """
     shared, _ = _client_classes()
     try:
@@ -49,9 +47,7 @@ def sync_client(base_url: str, api_key: str | None) -> OpenAI:
 
 
 def import_ahead() -> None:
-    """Import ahead what the first client needs, which takes a second. Do nothing without the
-    package.
-    """
+    """Import ahead what the first client needs, which takes a second. Do nothing without the package."""
     with contextlib.suppress(ConfigError):
         _, client_class = _client_classes()
         client = client_class(base_url="http://unused", api_key="unused", http_client=_sync_pool(os.getpid()))
@@ -59,17 +55,12 @@ def import_ahead() -> None:
 
 
 def _key(api_key: str | None) -> str:
-    """Return the key that the client sends. The client insists on one, most local servers ignore
-    it.
-    """
     return api_key or os.environ.get("OPENAI_API_KEY") or "EMPTY"
 
 
 @functools.cache
 def _client_classes() -> tuple[type[AsyncOpenAI], type[OpenAI]]:
-    """Return the classes of clients whose `close`, and so whose `with` block, leaves the shared
-    connections open.
-    """
+    """Return the classes of clients whose `close`, and so whose `with` block, leaves the shared connections open."""
     import_optional("openai", extra="openai", needed_by="LLM.openai()")
     from openai import AsyncOpenAI, OpenAI
 
@@ -77,9 +68,7 @@ def _client_classes() -> tuple[type[AsyncOpenAI], type[OpenAI]]:
         """An asynchronous client whose `close` leaves the loop's connections open."""
 
         async def close(self) -> None:
-            """Do nothing: other rollouts use the connections, which the end of the event loop
-            closes.
-            """
+            """Do nothing: other rollouts use the connections, which the end of the event loop closes."""
 
     class SharedOpenAI(OpenAI):
         """A synchronous client whose `close` leaves the process's connections open."""

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 Measure = Literal["reward", "tokens", "cost", "seconds"]
-"""A measure of a finished rollout: the primary reward, the tokens of prompts and responses, the
-cost and the duration in seconds of its latest attempt."""
+"""A measure of a finished rollout: the primary reward, the tokens of prompts and responses, the cost and the duration
+in seconds of its latest attempt."""
 Range = tuple[float | None, float | None]
 """`[start, before)` of a measure; None leaves an end open."""
 

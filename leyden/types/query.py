@@ -17,9 +17,7 @@ FilterLogic = Literal["and", "or"]
 
 
 class Unset:
-    """The type of `UNSET`, which stands for an argument that was not given where None has a
-    meaning.
-    """
+    """The type of `UNSET`, which stands for an argument that was not given where None has a meaning."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -43,8 +41,8 @@ class PaginatedResult(Sequence[T]):
     total: int
     """The number of matching items; a lower bound unless `exact`."""
     exact: bool = True
-    """Whether `total` is exact. A store counts at most 10,000 matching items behind the page,
-    unless it knows their number."""
+    """Whether `total` is exact. A store counts at most 10,000 matching items behind the page, unless it knows their
+    number."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -80,8 +78,7 @@ class News(BaseModel):
     spans: bool = False
     """Whether spans were added."""
     labels: bool = False
-    """Whether labels, frozen versions or releases changed. Only callers that ask for labels are
-    notified."""
+    """Whether labels, frozen versions or releases changed. Only callers that ask for labels are notified."""
     gap: bool = False
-    """Whether news may be missing, because the cursor is too old or from an earlier opening of the
-    store. If so, read again everything that matters."""
+    """Whether news may be missing, because the cursor is too old or from an earlier opening of the store. If so, read
+    again everything that matters."""

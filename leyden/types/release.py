@@ -1,7 +1,7 @@
 """Releases of resources: label moves, the audit log, and the states of a release.
 
-A store keeps these and knows no policy. The process that advances the release decides which states
-there are, and when one follows another.
+A store keeps these and knows no policy. The process that advances the release decides which states there are, and when
+one follows another.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LabelMove(BaseModel):
 
 
 class AuditRecord(BaseModel):
-    """One change of a label, of a version's freeze or of a release's state. It is written in the
-    transaction of the change.
+    """One change of a label, of a version's freeze or of a release's state. It is written in the transaction of the
+    change.
     """
 
     sequence_id: int

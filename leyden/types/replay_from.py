@@ -1,8 +1,8 @@
 """The fork of a recorded attempt, as data on a rollout.
 
-A rollout whose metadata has `leyden.replay_from` repeats another attempt: the gateway answers its
-first model calls from that attempt's record, and asks the model from there on. The module knows
-rollouts, and neither the gateway nor the store.
+A rollout whose metadata has `leyden.replay_from` repeats another attempt: the gateway answers its first model calls
+from that attempt's record, and asks the model from there on. The module knows rollouts, and neither the gateway nor the
+store.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ _SHOWN_CHARACTERS = 60
 
 
 class Resource(NamedFields):
-    """The base of every kind of resource. Each kind has its own `resource_type`, which says how a
-    stored resource is read.
+    """The base of every kind of resource. Each kind has its own `resource_type`, which says how a stored resource is
+    read.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -43,13 +43,12 @@ class LLM(Resource):
 
     resource_type: Literal["llm"] = "llm"
     endpoint: str
-    """The base URL, as an OpenAI client takes it (it ends in `/v1`), or `gateway://NAME`, which a
-    store replaces by the base URL that `set_endpoint(NAME, ...)` gave, each time it is read."""
+    """The base URL, as an OpenAI client takes it (it ends in `/v1`), or `gateway://NAME`, which a store replaces by the
+    base URL that `set_endpoint(NAME, ...)` gave, each time it is read."""
     model: str
     api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Suggested arguments of a call (`temperature`, `max_tokens`); the agent's code may use them.
-    """
+    """Suggested arguments of a call (`temperature`, `max_tokens`); the agent's code may use them."""
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Return the base URL for one attempt.
@@ -68,13 +67,12 @@ class LLM(Resource):
     def openai(self, rollout_id: str | None = None, attempt_id: str | None = None) -> AsyncOpenAI:
         """Return an `openai.AsyncOpenAI` client for this model, for code on an event loop.
 
-        The clients of one loop share their connections, so call this in every rollout: it takes
-        0.05 ms of CPU, where a client with connections of its own takes about 20 ms. The client
-        needs no `async with` and no `close`; the end of the loop closes the connections. The key is
-        this resource's, or else OPENAI_API_KEY. A plain LLM needs no ids; a ProxyLLM needs both.
+        The clients of one loop share their connections, so call this in every rollout: it takes 0.05 ms of CPU, where a
+        client with connections of its own takes about 20 ms. The client needs no `async with` and no `close`; the end
+        of the loop closes the connections. The key is this resource's, or else OPENAI_API_KEY. A plain LLM needs no
+        ids; a ProxyLLM needs both.
 
-        Raise ConfigError without the package `openai`, and without a running event loop (use
-        `openai_sync`).
+        Raise ConfigError without the package `openai`, and without a running event loop (use `openai_sync`).
         """
         return async_client(self.get_base_url(rollout_id, attempt_id), self.get_api_key(rollout_id, attempt_id))
 
@@ -89,8 +87,8 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the gateway. Its base URL carries the attempt's ids, so that calls are
-    recorded in the right attempt.
+    """A model behind the gateway. Its base URL carries the attempt's ids, so that calls are recorded in the right
+    attempt.
     """
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- the tag of the union
@@ -126,9 +124,7 @@ class ProxyLLM(LLM):
 
 
 def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[str, str]:
-    """Return both ids. Raise ConfigError, which names the method, unless both are non-empty
-    text.
-    """
+    """Return both ids. Raise ConfigError, which names the method, unless both are non-empty text."""
     for given in (rollout_id, attempt_id):
         if not isinstance(given, str) or not given:
             raise ConfigError(
@@ -141,10 +137,9 @@ def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[
 class PromptTemplate(Resource):
     """A prompt with placeholders.
 
-    A placeholder of an `f-string` template is a plain name in braces, `{task}`; `{{` and `}}` stand
-    for single braces (see `escape`). Attributes, indexes, conversions and widths are refused,
-    because an optimiser or a model may have written the template, and `{task.__init__.__globals__}`
-    would read the runner's memory.
+    A placeholder of an `f-string` template is a plain name in braces, `{task}`; `{{` and `}}` stand for single braces
+    (see `escape`). Attributes, indexes, conversions and widths are refused, because an optimiser or a model may have
+    written the template, and `{task.__init__.__globals__}` would read the runner's memory.
     """
 
     resource_type: Literal["prompt_template"] = "prompt_template"
@@ -155,8 +150,7 @@ class PromptTemplate(Resource):
     def escape(text: str) -> str:
         """Return `text` with doubled braces, which an `f-string` template renders as `text` itself.
 
-        Use it for text that is part of a template and that another program wrote: JSON, code, an
-        example of an answer.
+        Use it for text that is part of a template and that another program wrote: JSON, code, an example of an answer.
         """
         return text.replace("{", "{{").replace("}", "}}")
 
@@ -164,16 +158,15 @@ class PromptTemplate(Resource):
     def placeholders(self) -> tuple[str, ...]:
         """The placeholders' names, each once, in order of appearance.
 
-        Raise ConfigError for a placeholder that is no plain name, for a brace without its partner,
-        and for an engine other than `f-string`.
+        Raise ConfigError for a placeholder that is no plain name, for a brace without its partner, and for an engine
+        other than `f-string`.
         """
         return tuple(dict.fromkeys(name for _, name in self._parts() if name is not None))
 
     def format(self, **values: Any) -> str:
         """Return the template with `str(value)` in the place of each placeholder.
 
-        Raise ConfigError for a placeholder without a value, and for a template that `placeholders`
-        refuses.
+        Raise ConfigError for a placeholder without a value, and for a template that `placeholders` refuses.
         """
         parts = self._parts()
         if missing := next((name for _, name in parts if name is not None and name not in values), None):
@@ -182,8 +175,8 @@ class PromptTemplate(Resource):
         return "".join(literal if name is None else f"{literal}{values[name]!s}" for literal, name in parts)
 
     def _parts(self) -> list[tuple[str, str | None]]:
-        """Return the template as pairs of literal text and the name of the placeholder after it
-        (None: no placeholder follows). Raise ConfigError for a template that is not plain.
+        """Return the template as pairs of literal text and the name of the placeholder after it (None: no placeholder
+        follows). Raise ConfigError for a template that is not plain.
         """
         if self.engine != "f-string":
             raise ConfigError(
@@ -207,7 +200,6 @@ class PromptTemplate(Resource):
         return [(literal, name) for literal, name, _, _ in parsed]
 
     def _shown(self) -> str:
-        """Return the beginning of the template, for messages."""
         beginning = (
             self.template if len(self.template) <= _SHOWN_CHARACTERS else f"{self.template[:_SHOWN_CHARACTERS]}..."
         )
@@ -239,8 +231,8 @@ class ResourcesUpdate(BaseModel):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the content that an agent can see, as 64 hexadecimal digits. Equal content
-        has equal digests in any process.
+        """The SHA-256 of the content that an agent can see, as 64 hexadecimal digits. Equal content has equal digests
+        in any process.
         """
         return digest_of(self.resources)
 
@@ -254,8 +246,8 @@ class Label(BaseModel):
 
 
 def digest_of(resources: NamedResources) -> str:
-    """Return the SHA-256 of the resources' content as 64 hexadecimal digits. Addresses and keys of
-    models are left out, because they differ between processes.
+    """Return the SHA-256 of the resources' content as 64 hexadecimal digits. Addresses and keys of models are left out,
+    because they differ between processes.
     """
     seen = {
         name: resource.model_dump(mode="json", exclude={"endpoint", "api_key"} if isinstance(resource, LLM) else None)

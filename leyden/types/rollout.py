@@ -17,17 +17,16 @@ AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unrespon
 RolloutMode = Literal["train", "val", "test", "live"]
 
 OVERTAKES = 1000
-"""A rollout whose priority is one higher is claimed before at most this many older rollouts, so
-that a low priority waits but never starves."""
+"""A rollout whose priority is one higher is claimed before at most this many older rollouts, so that a low priority
+waits but never starves."""
 Priority = Annotated[int, Field(ge=-1000, le=1000, strict=True)]
-"""The priority of a rollout, 0 by default. Claims go by priority, then age; OVERTAKES limits how
-far a priority reaches."""
+"""The priority of a rollout, 0 by default. Claims go by priority, then age; OVERTAKES limits how far a priority
+reaches."""
 
 ROLLOUT_FINISHED: frozenset[RolloutStatus] = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses that a rollout never leaves."""
 ATTEMPT_FINISHED: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "cancelled"})
-"""The statuses that an attempt never leaves. `unresponsive` is not one of them: a late span revives
-it."""
+"""The statuses that an attempt never leaves. `unresponsive` is not one of them: a late span revives it."""
 
 
 class RolloutConfig(NamedFields):
@@ -38,13 +37,11 @@ class RolloutConfig(NamedFields):
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """The store ends an attempt that is older than this as `timeout`. None: no limit."""
     unresponsive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
-    """An attempt without a heartbeat (a span is one) for this long is `unresponsive`. None: no
-    limit."""
+    """An attempt without a heartbeat (a span is one) for this long is `unresponsive`. None: no limit."""
     max_attempts: int = Field(default=1, ge=1, strict=True)
     """The most attempts in all."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus], fail_fast=True)
-    """The attempt statuses (`failed`, `timeout`, `unresponsive`) after which another attempt is
-    made."""
+    """The attempt statuses (`failed`, `timeout`, `unresponsive`) after which another attempt is made."""
     require_reward: bool = False
     """An attempt that ends without a reward has failed."""
     require_model_call: bool = False
@@ -70,8 +67,7 @@ class Rollout(BaseModel):
     run_id: str | None = None
     """The run that it belongs to; None if it was enqueued outside of any run."""
     group_id: str | None = None
-    """The id of a group of rollouts of one task that are compared with each other. The algorithm
-    chooses it."""
+    """The id of a group of rollouts of one task that are compared with each other. The algorithm chooses it."""
     arm: str | None = None
     """The side of an experiment that it belongs to, such as `control` or `canary`."""
     status: RolloutStatus = "queuing"
@@ -101,23 +97,20 @@ class Attempt(BaseModel):
     worker_id: str | None = None
     last_heartbeat_time: float | None = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`metadata["reason"]` says why a failed attempt failed, `metadata["reason_kind"]` names the
-    kind."""
+    """`metadata["reason"]` says why a failed attempt failed, `metadata["reason_kind"]` names the kind."""
     reward: float | None = None
-    """The primary reward of the reward span with the highest sequence id, as `find_final_reward`
-    finds it."""
+    """The primary reward of the reward span with the highest sequence id, as `find_final_reward` finds it."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
     """All rewards of that span by name, the primary one first."""
     prompt_tokens: int = 0
-    """Tokens of the prompts of the model calls that the gateway recorded, as the model's servers
-    count them."""
+    """Tokens of the prompts of the model calls that the gateway recorded, as the model's servers count them."""
     response_tokens: int = 0
     cost: float | None = None
     """Cost of the recorded model calls, in the unit of `UpstreamModel.price_per_million`; None if
     no call had a price."""
     failure: str | None = None
-    """The kind of failure: `metadata["reason_kind"]`, or the status without one. None unless the
-    attempt ended without success."""
+    """The kind of failure: `metadata["reason_kind"]`, or the status without one. None unless the attempt ended without
+    success."""
 
     @property
     def finished(self) -> bool:
@@ -126,8 +119,8 @@ class Attempt(BaseModel):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the attempt failed through no fault of its own (`metadata["reason_kind"]` is
-        `interrupted`), so that it does not count against `max_attempts`.
+        """Whether the attempt failed through no fault of its own (`metadata["reason_kind"]` is `interrupted`), so that
+        it does not count against `max_attempts`.
         """
         return self.status == "failed" and self.metadata.get("reason_kind") == "interrupted"
 
@@ -147,8 +140,8 @@ class AttemptedRollout(Rollout):
 
 
 def failure_reason(rollout: Rollout) -> str:
-    """Return why a rollout did not succeed, from its newest attempt, in one line. The rollout's and
-    the attempt's ids are replaced, so that equal reasons can be counted.
+    """Return why a rollout did not succeed, from its newest attempt, in one line. The rollout's and the attempt's ids
+    are replaced, so that equal reasons can be counted.
     """
     if not isinstance(rollout, AttemptedRollout):
         return f"{rollout.status} before its first attempt"
@@ -170,20 +163,16 @@ class EnqueueRolloutRequest(BaseModel):
     metadata: dict[str, Any] | None = None
     priority: Priority = 0
     rollout_id: str | None = None
-    """Chosen by the caller, so that a repeated request adds no second rollout. None: the store
-    makes one."""
+    """Chosen by the caller, so that a repeated request adds no second rollout. None: the store makes one."""
     pin: str | None = None
-    """Keep the rollout under this name from the first, beside those that are pinned under it
-    (`LightningStore.pin`)."""
+    """Keep the rollout under this name from the first, beside those that are pinned under it (`LightningStore.pin`)."""
     run_id: str | None = Field(default_factory=current_run_id.get)
-    """The run that the rollout belongs to. Left out: the run whose algorithm makes this request
-    (`current_run_id`), if any. For a request that a server reads from a client: no run."""
+    """The run that the rollout belongs to. Left out: the run whose algorithm makes this request (`current_run_id`), if
+    any. For a request that a server reads from a client: no run."""
     group_id: str | None = None
-    """The id of a group of rollouts of one task that an algorithm compares with each other. The
-    caller chooses it."""
+    """The id of a group of rollouts of one task that an algorithm compares with each other. The caller chooses it."""
     arm: str | None = None
-    """The side of an experiment, such as `control` or `canary`, by which rollouts are filtered and
-    summarised."""
+    """The side of an experiment, such as `control` or `canary`, by which rollouts are filtered and summarised."""
 
 
 class UpdateAttemptRequest(BaseModel):

@@ -1,7 +1,7 @@
 """Runs and their metrics, as a store and a run folder keep them.
 
-A run is one call of a trainer's `fit`, together with every resume of that call. To record something
-more about a run, add it to `RunRecord.config`: it is JSON, and no store interprets it.
+A run is one call of a trainer's `fit`, together with every resume of that call. To record something more about a run,
+add it to `RunRecord.config`: it is JSON, and no store interprets it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 current_run_id: ContextVar[str | None] = ContextVar("leyden_run_id", default=None)
-"""The run whose algorithm is at work here. New rollouts belong to it unless the caller names
-another run."""
+"""The run whose algorithm is at work here. New rollouts belong to it unless the caller names another run."""
 
 RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
-"""`stopped`: a user (Ctrl-C), SIGTERM, a cancellation or a limit ended the run before the algorithm
-was done."""
+"""`stopped`: a user (Ctrl-C), SIGTERM, a cancellation or a limit ended the run before the algorithm was done."""
 
 FINAL_RUN_STATUSES: Final[frozenset[RunStatus]] = frozenset({"succeeded", "failed", "stopped"})
 
@@ -49,8 +47,7 @@ class RunRecord(BaseModel):
     cause: str | None = None
     """Why the run ended without success, in one line; None while it runs and after success."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """The resolved configuration, as JSON: algorithm, options, model, data sets, seed, package
-    versions."""
+    """The resolved configuration, as JSON: algorithm, options, model, data sets, seed, package versions."""
 
 
 class MetricPoint(BaseModel):
@@ -64,8 +61,8 @@ class MetricPoint(BaseModel):
     stage: str
     """`train`, `val` or `test`."""
     iteration: int
-    """The number of finished iterations: `train` 3 is the third step, `val` 3 measures the policy
-    after that step, `val` 0 the policy before the first step."""
+    """The number of finished iterations: `train` 3 is the third step, `val` 3 measures the policy after that step,
+    `val` 0 the policy before the first step."""
     name: str
     value: float | None
     """None: the value was NaN or infinite, which JSON lacks."""

@@ -1,7 +1,6 @@
 """Names of spans and attributes, in one place.
 
-Model calls carry OpenTelemetry's `gen_ai.*` names; what OpenTelemetry has no name for is under
-`leyden.*`.
+Model calls carry OpenTelemetry's `gen_ai.*` names; what OpenTelemetry has no name for is under `leyden.*`.
 """
 
 from __future__ import annotations
@@ -107,9 +106,8 @@ RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
 
 REQUEST_FIELDS: Final = "leyden.request.fields"
-"""The fields of the agent's request that may change the answer, besides messages and tools, as a
-JSON object. They have the names of the agent's API. Seeds and overrides of the gateway are left
-out."""
+"""The fields of the agent's request that may change the answer, besides messages and tools, as a JSON object. They have
+the names of the agent's API. Seeds and overrides of the gateway are left out."""
 
 # A rollout that repeats a recorded attempt
 REPLAY_FROM: Final = "leyden.replay_from"
@@ -119,13 +117,10 @@ REPLAYED: Final = "leyden.replayed"
 REPLAY_OF: Final = "leyden.replay_of"
 """The span id of the recorded call that answered a replayed one."""
 REPLAY_DIVERGED: Final = "leyden.replay_diverged"
-"""How the request differs from the recorded one, in one line. This call and all later ones are
-live."""
+"""How the request differs from the recorded one, in one line. This call and all later ones are live."""
 
 SENT_TIME: Final = "leyden.sent_time"
-"""When the agent's process sent a model call, in Unix seconds by its own clock, from an
-instrumented HTTP client.
-"""
+"""When the agent's process sent a model call, in Unix seconds by its own clock, from an instrumented HTTP client."""
 
 # Key in a rollout's metadata. `LLMProxy(deterministic_seed=...)` derives the seeds of its calls
 # from the value, in place of the rollout's id.
@@ -136,8 +131,7 @@ SAMPLING_KEY: Final = "leyden.sampling_key"
 GOES_ON_FROM: Final = "leyden.tokens.goes_on_from"
 """The span id of the earlier call with whose ids (prompt, then response) the prompt begins."""
 KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"
-"""How many of the prompt's ids are the first ids of that call; 0 if no earlier call begins alike.
-"""
+"""How many of the prompt's ids are the first ids of that call; 0 if no earlier call begins alike."""
 
 # What of a model's response the record could not read, with the field's name
 UNREAD: Final = "leyden.unread"

@@ -19,9 +19,9 @@ from leyden.types.tokens import TokenRecord
 class _TextFirst:
     """A schema of attribute values that tries text first.
 
-    Nearly all values are text, and for JSON pydantic would try every kind of a union. A value of no
-    kind gives one error here; pydantic gives one for each kind and element, so that a small body of
-    nonsense would make gigabytes of errors.
+    Nearly all values are text, and for JSON pydantic would try every kind of a union. A value of no kind gives one
+    error here; pydantic gives one for each kind and element, so that a small body of nonsense would make gigabytes of
+    errors.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -45,9 +45,9 @@ _ENUM_NAMES = frozenset((*get_args(SpanKind), "UNSET", "OK", "ERROR"))
 
 
 def enum_name(value: object) -> object:
-    """Return the name of a span's kind or status code as Leyden writes it, such as "CLIENT", from
-    OpenTelemetry's other spellings: its enum, "SpanKind.CLIENT", "SPAN_KIND_CLIENT" and lower case.
-    Any other value is returned as it is: numbers mean different kinds in OTLP and in Python.
+    """Return the name of a span's kind or status code as Leyden writes it, such as "CLIENT", from OpenTelemetry's other
+    spellings: its enum, "SpanKind.CLIENT", "SPAN_KIND_CLIENT" and lower case. Any other value is returned as it is:
+    numbers mean different kinds in OTLP and in Python.
     """
     if type(value) is str and value in _ENUM_NAMES:
         return value
@@ -131,9 +131,8 @@ def reward_attributes(rewards: Mapping[str, float]) -> Attributes:
 def get_rewards_from_span(span: Span) -> dict[str, float]:
     """Return the rewards of a span by dimension, the primary one first; empty without any.
 
-    Agent Lightning's forms are read, too: `agentlightning.reward.*`, the annotation of its version
-    0.2, and the attributes that its `@reward` left for AgentOps. A value that is no finite number
-    is no reward.
+    Agent Lightning's forms are read, too: `agentlightning.reward.*`, the annotation of its version 0.2, and the
+    attributes that its `@reward` left for AgentOps. A value that is no finite number is no reward.
     """
     for prefix in (semconv.REWARD_PREFIX, semconv.AGL_REWARD):
         if f"{prefix}.0.value" in span.attributes:
@@ -143,9 +142,7 @@ def get_rewards_from_span(span: Span) -> dict[str, float]:
 
 
 def get_reward_value(span: Span) -> float | None:
-    """Return the primary reward of a span, in Leyden's form or one of Agent Lightning's; None
-    without a reward.
-    """
+    """Return the primary reward of a span, in Leyden's form or one of Agent Lightning's; None without a reward."""
     attributes = span.attributes
     value = attributes.get(_REWARD)
     if value is None:
@@ -160,8 +157,8 @@ def get_reward_value(span: Span) -> float | None:
 def get_known_prefix(span: Span) -> tuple[str, int] | None:
     """Return the span id of the earlier call that a prompt continues, and for how many ids.
 
-    The gateway found the pair, or another recorder claims it: compare the ids before you use it.
-    None if the span names no call, or the number is not a positive integer.
+    The gateway found the pair, or another recorder claims it: compare the ids before you use it. None if the span names
+    no call, or the number is not a positive integer.
     """
     span_id, n_ids = span.attributes.get(semconv.GOES_ON_FROM), span.attributes.get(semconv.KNOWN_PREFIX)
     if not isinstance(span_id, str) or not isinstance(n_ids, int) or isinstance(n_ids, bool) or n_ids < 1:
@@ -170,9 +167,7 @@ def get_known_prefix(span: Span) -> tuple[str, int] | None:
 
 
 def _dimensions(attributes: Attributes, prefix: str) -> dict[str, float]:
-    """Return the finite rewards below `prefix`, by name. A reward without a name is the primary
-    one.
-    """
+    """Return the finite rewards below `prefix`, by name. A reward without a name is the primary one."""
     rewards: dict[str, float] = {}
     index = 0
     while (value := attributes.get(f"{prefix}.{index}.value")) is not None:
@@ -200,7 +195,6 @@ def _legacy_reward(span: Span) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number as a float; None for any other value."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

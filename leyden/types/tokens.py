@@ -1,7 +1,6 @@
 """The exact tokens of one model call, and their compact form.
 
-Tokens are recorded by the process that sampled them. Training never tokenises text again, because
-the ids could differ.
+Tokens are recorded by the process that sampled them. Training never tokenises text again, because the ids could differ.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ from pydantic import (
 from leyden.errors import ConfigError
 
 PACKED: Final = {"tokens": "packed"}
-"""The pydantic context in which a token record becomes JSON as base64 of `pack`, which takes an
-eighth of the room that lists of numbers take."""
+"""The pydantic context in which a token record becomes JSON as base64 of `pack`, which takes an eighth of the room that
+lists of numbers take."""
 
 
 def pack_ints(values: list[int]) -> bytes:
-    """Return `values` as little-endian signed 32-bit integers. Raise ConfigError for a value that
-    does not fit.
-    """
+    """Return `values` as little-endian signed 32-bit integers. Raise ConfigError for a value that does not fit."""
     try:
         return _little_endian(array("i", values)).tobytes()
     except (OverflowError, TypeError) as error:
@@ -49,17 +46,15 @@ def pack_floats(values: list[float]) -> bytes:
 
 
 def unpack_ints(data: bytes) -> list[int]:
-    """Return the integers that `pack_ints` packed. Raise ValueError if the length is not a multiple
-    of 4.
-    """
+    """Return the integers that `pack_ints` packed. Raise ValueError if the length is not a multiple of 4."""
     values = array("i")
     values.frombytes(data)
     return _little_endian(values).tolist()
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Return the floats that `pack_floats` packed, rounded to 32 bits. Raise ValueError if the
-    length is not a multiple of 4.
+    """Return the floats that `pack_floats` packed, rounded to 32 bits. Raise ValueError if the length is not a multiple
+    of 4.
     """
     values = array("f")
     values.frombytes(data)
@@ -82,8 +77,8 @@ _Ids = TypeVar("_Ids", "list[int]", "array[int]")
 def common_prefix(a: _Ids, b: _Ids) -> int:
     """Return the number of ids that two sequences have in common at their beginning.
 
-    Compares slices, not ids: 30,000 equal ids take 0.4 ms in lists and 0.02 ms in arrays. A
-    difference near the beginning is found at once.
+    Compares slices, not ids: 30,000 equal ids take 0.4 ms in lists and 0.02 ms in arrays. A difference near the
+    beginning is found at once.
     """
     shortest = min(len(a), len(b))
     low, high, step = 0, min(_FIRST_SLICE, shortest), _FIRST_SLICE
@@ -106,8 +101,7 @@ TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class TokenRecord(BaseModel):
-    """Prompt ids, response ids and the sampler's values for them. P prompt tokens, R response
-    tokens.
+    """Prompt ids, response ids and the sampler's values for them. P prompt tokens, R response tokens.
 
     Ids and versions are 32-bit integers; log-probabilities are kept as 32-bit floats.
     """
@@ -117,14 +111,12 @@ class TokenRecord(BaseModel):
     response_ids: list[TokenId] = Field(fail_fast=True)
     """Shape (R,); the end-of-turn token is part of it when it was sampled."""
     logprobs: list[float] | None = Field(default=None, fail_fast=True)
-    """Shape (R,): the log-probability of each response token under the policy and temperature that
-    sampled it."""
+    """Shape (R,): the log-probability of each response token under the policy and temperature that sampled it."""
     policy_versions: list[TokenId] | None = Field(default=None, fail_fast=True)
-    """Shape (R,): the version of the policy that sampled each token. None for a model that Leyden
-    does not train."""
+    """Shape (R,): the version of the policy that sampled each token. None for a model that Leyden does not train."""
     loss_mask: list[Annotated[int, Field(ge=0, le=1)]] | None = Field(default=None, fail_fast=True)
-    """Shape (R,): 0 for response tokens that the policy did not sample (a tool's text inside one
-    call). None: it sampled all."""
+    """Shape (R,): 0 for response tokens that the policy did not sample (a tool's text inside one call). None: it
+    sampled all."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -146,8 +138,8 @@ class TokenRecord(BaseModel):
 
         shared: leave out this many ids at the prompt's beginning; `unpack` must be given them.
         prompt: `pack_ints` of the prompt ids, if the caller has it already.
-        Raise ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and
-        1, and for more tokens than any context has.
+        Raise ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and 1, and for more tokens
+        than any context has.
         """
         if (n_ids := len(self.prompt_ids) + len(self.response_ids)) > _MOST_TOKENS:
             raise ConfigError(f"a token record holds at most {_MOST_TOKENS:,} ids, got {n_ids:,}")
@@ -172,8 +164,7 @@ class TokenRecord(BaseModel):
     def unpack(cls, data: bytes, prefix: bytes = b"") -> TokenRecord:
         """Unpack a record that `pack` made. `prefix` is `pack_ints` of the ids that it left out.
 
-        Raise ValueError for bytes that `pack` did not make, and for a prefix that it did not leave
-        out.
+        Raise ValueError for bytes that `pack` did not make, and for a prefix that it did not leave out.
         """
         digest, shared, *lengths = _header(data)
         if len(prefix) != 4 * shared:
@@ -199,15 +190,13 @@ class TokenRecord(BaseModel):
 
 
 def shared_length(data: bytes) -> int:
-    """Return how many prompt ids a packed record leaves out. Raise ValueError for bytes that `pack`
-    did not make.
-    """
+    """Return how many prompt ids a packed record leaves out. Raise ValueError for bytes that `pack` did not make."""
     return _header(data)[1]
 
 
 def whole_length(data: bytes) -> int:
-    """Return how many prompt and response ids a packed record stands for. Raise ValueError for
-    bytes that `pack` did not make.
+    """Return how many prompt and response ids a packed record stands for. Raise ValueError for bytes that `pack` did
+    not make.
     """
     _, shared, prompt, response, *_ = _header(data)
     return shared + prompt + response
@@ -216,22 +205,21 @@ def whole_length(data: bytes) -> int:
 def ids_digest(ids: bytes) -> hashlib.blake2b:
     """Return the hash of ids that `pack_ints` packed. Call `update` on it to add more ids.
 
-    A writer takes two sequences with the same digest for equal; `unpack` verifies the digest when
-    the record is read.
+    A writer takes two sequences with the same digest for equal; `unpack` verifies the digest when the record is read.
     """
     return hashlib.blake2b(ids, digest_size=_DIGEST_BYTES, usedforsecurity=False)
 
 
 def whole_digest(data: bytes) -> bytes:
-    """Return the digest of a packed record's prompt and response ids. Raise ValueError for bytes
-    that `pack` did not make.
+    """Return the digest of a packed record's prompt and response ids. Raise ValueError for bytes that `pack` did not
+    make.
     """
     return _header(data)[0]
 
 
 def own_ids(data: bytes, most: int | None = None) -> bytes:
-    """Return prompt and response ids that a packed record holds itself, without the shared ones, as
-    `pack_ints` packs them.
+    """Return prompt and response ids that a packed record holds itself, without the shared ones, as `pack_ints` packs
+    them.
 
     most: return, and decompress, only this many; None for all.
     Raise ValueError for bytes that `pack` did not make.
@@ -242,8 +230,8 @@ def own_ids(data: bytes, most: int | None = None) -> bytes:
 
 
 def _header(data: bytes) -> tuple[Any, ...]:
-    """Return a packed record's header: the digest of all ids, how many ids are left out, and the
-    lengths of the five arrays (-1: the record lacks that array). Raise ValueError if it is damaged.
+    """Return a packed record's header: the digest of all ids, how many ids are left out, and the lengths of the five
+    arrays (-1: the record lacks that array). Raise ValueError if it is damaged.
     """
     if len(data) < _HEADER.size:
         raise ValueError(f"a token record needs at least {_HEADER.size} bytes, got {len(data)}")

@@ -1,6 +1,4 @@
-"""Training data: triplets of one model call, trajectories of whole rollouts, and sequences with
-advantages.
-"""
+"""Training data: triplets of one model call, trajectories of whole rollouts, and sequences with advantages."""
 
 from __future__ import annotations
 
@@ -38,16 +36,13 @@ class Triplet(BaseModel):
     response: TripletResponse
     reward: float | None = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on),
-    `goes_on_from` (the `span_id` of the earlier call with whose ids the prompt begins) and
-    `known_prefix` (how many these are)."""
+    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on), `goes_on_from` (the
+    `span_id` of the earlier call with whose ids the prompt begins) and `known_prefix` (how many these are)."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """A token sequence ready to train on: one or more calls of one attempt, each extending the one
-    before. T tokens.
-    """
+    """A token sequence ready to train on: one or more calls of one attempt, each extending the one before. T tokens."""
 
     token_ids: list[int]
     """Shape (T,): prompts, responses and the tokens between them."""
@@ -81,9 +76,8 @@ class TrainingSequence:
     token_ids: list[int]
     """Shape (T,)."""
     weights: list[float]
-    """Shape (T,): the share of each token in the loss, `loss = sum over all tokens of weight *
-    token loss`; 0 for tokens that are not trained on."""
+    """Shape (T,): the share of each token in the loss, `loss = sum over all tokens of weight * token loss`; 0 for
+    tokens that are not trained on."""
     columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Further values of each token by name, each of shape (T,), such as `logprobs` (of the policy
-    that sampled the token) and `advantages`. A loss declares the columns that it needs; values of
-    tokens with weight 0 are not read."""
+    """Further values of each token by name, each of shape (T,), such as `logprobs` (of the policy that sampled the
+    token) and `advantages`. A loss declares the columns that it needs; values of tokens with weight 0 are not read."""

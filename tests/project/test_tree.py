@@ -48,3 +48,24 @@ def test_every_file_and_module_that_a_source_names_is_there(path: Path):
 def test_a_name_of_a_file_or_module_that_is_gone_is_found():
     listing = '"""Of a package.\n\n- `errors`, `app`: a module each;\n- `types`: a package.\n"""\n# see `old.py`, `store/base.py`'
     assert list(gone(ROOT / "leyden" / "__init__.py", listing)) == ["old.py", "app"]
+
+
+def glued(text: str) -> Iterator[str]:
+    """The parameters whose entry in a docstring stands behind another sentence, where a reader does not look for it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node)):
+            arguments = node.args
+            names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            for name in re.findall(r"[.;] (\w+)(?:, \w+)*: ", doc):
+                if name in names:
+                    yield f"{node.name}: {name}"
+
+
+def test_a_docstring_has_one_parameter_to_a_line():
+    found = [f"{path.relative_to(ROOT)}: {each}" for path in SOURCES for each in glued(path.read_text())]
+    assert found == []
+
+
+def test_a_glued_parameter_is_found():
+    source = 'def f(a, b):\n    """Begin.\n\n    a: the first. b: the second.\n    """\n'
+    assert list(glued(source)) == ["f: b"]

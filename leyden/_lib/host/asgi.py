@@ -1,13 +1,12 @@
-"""Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without the
-effects that uvicorn's server has on the process.
+"""Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without the effects that uvicorn's
+server has on the process.
 
-`uvicorn.Server` configures the process's loggers, installs signal handlers and wakes ten times a
-second to see whether to stop. That is right for a program, but wrong for a library in another
-program.
+`uvicorn.Server` configures the process's loggers, installs signal handlers and wakes ten times a second to see whether
+to stop. That is right for a program, but wrong for a library in another program.
 
-uvicorn waits for its clients without limit. `ConnectionLimits` bounds the time that a client may
-take. One timer for each server checks all its connections, so that a request costs nothing more.
-This module knows no routes; `http` is the kit of applications.
+uvicorn waits for its clients without limit. `ConnectionLimits` bounds the time that a client may take. One timer for
+each server checks all its connections, so that a request costs nothing more. This module knows no routes; `http` is the
+kit of applications.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ Each takes 2 kB of memory and 20 bytes to send.
 _CHECKS_PER_LIMIT = 8
 """The number of checks of the connections within the shortest limit."""
 _ACCEPTED_AT_ONCE = 32
-"""Connections that asyncio accepts in one turn of its loop. It tries again as often when no file
-descriptors are left.
+"""Connections that asyncio accepts in one turn of its loop. It tries again as often when no file descriptors are left.
 """
 _SPARE_DESCRIPTORS = 64
 """File descriptors kept for the rest of the process; an eighth of its limit if that is less."""
@@ -71,13 +69,10 @@ class ConnectionLimits:
     """
 
     head_seconds: float = 30.0
-    """Time for the whole head of a request, from the opening of the connection, or later from the
-    head's first byte.
-    """
+    """Time for the whole head of a request, from the opening of the connection, or later from the head's first byte."""
     stall_seconds: float = 60.0
-    """A client that sends a body must send `stall_bytes` of it, or its end, in each such period;
-    one that receives a reply must fetch as much. Time in which the server does not read, or has
-    nothing to send, does not count.
+    """A client that sends a body must send `stall_bytes` of it, or its end, in each such period; one that receives a
+    reply must fetch as much. Time in which the server does not read, or has nothing to send, does not count.
     """
     stall_bytes: int = 64 * 2**10
     """The fewest bytes that a client must send or take in each `stall_seconds`."""
@@ -140,8 +135,8 @@ class AsgiServer:
     async def stop(self, *, grace_seconds: float, cancel: Callable[[], object] = lambda: None) -> None:
         """Accept no more connections and close the open ones.
 
-        Requests under way have `grace_seconds`. Then `cancel` is called, which must end them, and a
-        second later the remaining connections are aborted.
+        Requests under way have `grace_seconds`. Then `cancel` is called, which must end them, and a second later the
+        remaining connections are aborted.
         """
         if self._server is None:
             return
@@ -170,7 +165,6 @@ class AsgiServer:
         return True
 
     def _protocol(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
         protocol = self._protocol_class(config=self._config, server_state=self._state, app_state={})
         protocol.access_log = False
         protocol.slow_clients = self._slow_clients
@@ -212,8 +206,8 @@ else:
 
 
 class _Limited(_UvicornProtocol):
-    """A mixin for uvicorn's protocols. It says which action of the client the server awaits, so
-    that `_SlowClients` can time it.
+    """A mixin for uvicorn's protocols. It says which action of the client the server awaits, so that `_SlowClients` can
+    time it.
     """
 
     slow_clients: _SlowClients
@@ -261,8 +255,8 @@ class _Limited(_UvicornProtocol):
         return kind
 
     def _awaited(self) -> tuple[_Awaited, object, int] | None:
-        """Return the awaited action of the client, the request or pause that it concerns, and how
-        many bytes of it are done; None if the server awaits nothing.
+        """Return the awaited action of the client, the request or pause that it concerns, and how many bytes of it are
+        done; None if the server awaits nothing.
         """
         transport, flow, cycle = self.transport, self.flow, self.cycle
         if transport.is_closing() or flow.write_paused:
@@ -277,14 +271,11 @@ class _Limited(_UvicornProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request of this client is under way."""
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     @property
     def idle_order(self) -> tuple[bool, float]:
-        """The sort key for closing: first the connections that never had a request, then the
-        oldest.
-        """
+        """The sort key for closing: first the connections that never had a request, then the oldest."""
         return self.cycle is not None, self._opened_at
 
     def end(self, late: _Awaited) -> None:
@@ -318,9 +309,7 @@ class _H11Protocol(_Limited, _H11Base):
 
 
 class _HttpToolsProtocol(_Limited, _AutoBase):
-    """The protocol on httptools, which limits neither heads nor trailers nor pipelines by
-    itself.
-    """
+    """The protocol on httptools, which limits neither heads nor trailers nor pipelines by itself."""
 
     _head_bytes: int | None = None
     """Bytes of the head that is being received; None between heads."""
@@ -355,9 +344,7 @@ _Protocol = _H11Protocol if AutoHTTPProtocol is H11Protocol else _HttpToolsProto
 
 
 class _TooManyRequests(Exception):
-    """A client sent more than `_PIPELINED` requests on one connection without waiting for
-    replies.
-    """
+    """A client sent more than `_PIPELINED` requests on one connection without waiting for replies."""
 
 
 class _CountingLog:
@@ -371,12 +358,11 @@ class _CountingLog:
         return getattr(self._logger, name)
 
     def warning(self, msg: object, *args: object, **_: Any) -> None:
-        """Count the message for the next report."""
         self._slow_clients.count(f"uvicorn: {str(msg) % args if args else msg}".rstrip("."))
 
     def error(self, msg: object, *args: object, **options: Any) -> None:
-        """Log the error. An application that returns before the end of its reply breaks it off on
-        purpose and reports why, so that uvicorn's line is for debugging.
+        """Log the error. An application that returns before the end of its reply breaks it off on purpose and reports
+        why, so that uvicorn's line is for debugging.
         """
         broke_off = "without completing" in str(msg)
         self._logger.log(logging.DEBUG if broke_off else logging.ERROR, msg, *args, **options)
@@ -407,14 +393,12 @@ class _SlowClients:
         """The loop's handler of errors before this one."""
 
     def start(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Check the connections regularly until `stop`."""
         self._loop, self._listener, self._checked_at = loop, listener, loop.time()
         self._handle_error = loop.get_exception_handler()
         loop.set_exception_handler(self._on_error)
         self._timer = loop.call_later(self._interval, self._check, loop, listener)
 
     def stop(self) -> None:
-        """Stop the timer, and log the counts not yet reported."""
         if self._timer is not None and self._loop is not None:
             self._timer.cancel()
             self._report()
@@ -422,12 +406,11 @@ class _SlowClients:
                 self._loop.set_exception_handler(self._handle_error)
 
     def stop_accepting(self) -> None:
-        """Expect that the listening socket is closed from here on."""
         self._listener = None
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Count an error of accepting, of which asyncio reports many a second with a traceback.
-        Pass any other error to the handler that was there before.
+        """Count an error of accepting, of which asyncio reports many a second with a traceback. Pass any other error to
+        the handler that was there before.
         """
         error = context.get("exception")
         if isinstance(error, OSError) and "accept" in context["message"] and self._accepts_at(context.get("socket")):
@@ -447,9 +430,7 @@ class _SlowClients:
             self.count(f"accepts no new clients: {os.strerror(error.errno or 0)}")
 
     def make_room(self, newcomer: _Limited) -> None:
-        """Close idle connections if file descriptors run short; if none is idle, close the new
-        one.
-        """
+        """Close idle connections if file descriptors run short; if none is idle, close the new one."""
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:
@@ -466,8 +447,8 @@ class _SlowClients:
     def _check(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         """Close connections that keep the server waiting too long, and report them now and then.
 
-        It also tries to open one more descriptor, because a server that has none left turns clients
-        away without an error.
+        It also tries to open one more descriptor, because a server that has none left turns clients away without an
+        error.
         """
         now = loop.time()
         self._timer = loop.call_later(self._interval, self._check, loop, listener)
@@ -489,13 +470,15 @@ class _SlowClients:
             self._report()
 
     def count(self, event: str, connection: _Limited | None = None) -> None:
-        """Count an event for the next report. connection: the client that it concerns, if one."""
+        """Count an event for the next report.
+
+        connection: the client that it concerns, if one.
+        """
         client = None if connection is None else connection.client
         times = self._counts.get(event, (0, ""))[0]
         self._counts[event] = times + 1, "" if client is None else f", the last of {client[0]}:{client[1]}"
 
     def _report(self) -> None:
-        """Log the counted events, and start to count anew."""
         for event, (times, last) in self._counts.items():
             logger.warning("%s (%d times%s)", event, times, last)
         self._counts.clear()
@@ -510,8 +493,8 @@ def _most_descriptors() -> int:
 class _JoiningTransport:
     """A transport that sends the head of a reply together with the first part of its body.
 
-    uvicorn writes them one after the other. Two sends would wake the client twice, and a send is a
-    third of the cost of a small reply.
+    uvicorn writes them one after the other. Two sends would wake the client twice, and a send is a third of the cost of
+    a small reply.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -523,8 +506,8 @@ class _JoiningTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold the data until the next write, and send both. If no write follows in this turn of
-        the event loop, send the data alone.
+        """Hold the data until the next write, and send both. If no write follows in this turn of the event loop, send
+        the data alone.
         """
         self._held.append(data)
         if len(self._held) == 1:
@@ -533,7 +516,6 @@ class _JoiningTransport:
             self._send()
 
     def close(self) -> None:
-        """Send the buffered data, then close."""
         self._send()
         self._transport.close()
 
@@ -566,11 +548,10 @@ class AsgiThread:
 
         name: the name of the thread.
         keep_alive_seconds: how long an idle connection stays open.
-        grace_seconds: how long requests under way may take when the server stops; a second later
-            their connections are aborted.
+        grace_seconds: how long requests under way may take when the server stops; a second later their connections are
+            aborted.
         on_stop: called in the thread's loop when the server stops, to end requests that only wait.
-        lifespan: a context that is entered in that loop before the first request and left after the
-            last.
+        lifespan: a context that is entered in that loop before the first request and left after the last.
         limits: how long a client may take; None: the defaults of ConnectionLimits.
         http: the parser; "auto" chooses httptools if it is installed (the `fast` extra).
         """
@@ -587,8 +568,7 @@ class AsgiThread:
         self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
-        """Start the thread and return when it serves on `listener`, which belongs to it from then
-        on.
+        """Start the thread and return when it serves on `listener`, which belongs to it from then on.
 
         Raise the error that kept the server from starting.
         """

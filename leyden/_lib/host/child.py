@@ -1,20 +1,18 @@
 """Child processes: how they are started, watched and ended.
 
-`Child` runs a Python function in a process of its own and exchanges messages with it. `Command`
-runs a program, relays its log and keeps its last lines. A child of either kind leaves Ctrl-C and
-SIGTERM to this process, ends when this process does, and leaves nothing behind when it is closed.
+`Child` runs a Python function in a process of its own and exchanges messages with it. `Command` runs a program, relays
+its log and keeps its last lines. A child of either kind leaves Ctrl-C and SIGTERM to this process, ends when this
+process does, and leaves nothing behind when it is closed.
 
-In the child, the function receives a `Parent` as its first argument. A program of Leyden that is
-started as a `Command` calls `end_with_parent` itself; a foreign program is started with
-`guard=True`.
+In the child, the function receives a `Parent` as its first argument. A program of Leyden that is started as a `Command`
+calls `end_with_parent` itself; a foreign program is started with `guard=True`.
 
-This module knows neither stores nor agents nor simulators: what a child does, which messages it
-exchanges and whether another one replaces it belongs to the package that starts it. `Backoff` says
-how long to wait before the next start.
+This module knows neither stores nor agents nor simulators: what a child does, which messages it exchanges and whether
+another one replaces it belongs to the package that starts it. `Backoff` says how long to wait before the next start.
 
-A start method other than `fork` imports the main script in the child. A script that starts children
-at its top level would therefore start them again: call `exit_if_starting` before the first start,
-and compare the exit code with `GUARD_MISSING`.
+A start method other than `fork` imports the main script in the child. A script that starts children at its top level
+would therefore start them again: call `exit_if_starting` before the first start, and compare the exit code with
+`GUARD_MISSING`.
 """
 
 from __future__ import annotations
@@ -85,7 +83,6 @@ class PipeEnd:
 
 
 def _make_pipe(context: Any) -> tuple[PipeEnd, PipeEnd]:
-    """Return the parent's end and the child's end."""
     to_child, from_child = context.Pipe(duplex=False), context.Pipe(duplex=False)
     return PipeEnd(from_child[0], to_child[1]), PipeEnd(to_child[0], from_child[1])
 
@@ -95,9 +92,7 @@ _parent_ends: weakref.WeakSet[PipeEnd] = weakref.WeakSet()
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, as a verb phrase: `ended with exit code 3`, `was killed by
-    SIGKILL`.
-    """
+    """Return how a process ended, as a verb phrase: `ended with exit code 3`, `was killed by SIGKILL`."""
     if code is None:
         return "has not ended"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -131,8 +126,8 @@ class Backoff:
     def pause_after(self, worked_seconds: float, *, excused: bool = False) -> float:
         """Count a death, and return the seconds to wait before the next start.
 
-        excused: the death has a cause that the next start avoids, so it is neither counted nor
-            does it end the row of quick deaths.
+        excused: the death has a cause that the next start avoids, so it is neither counted nor does it end the row of
+            quick deaths.
         """
         if not excused:
             self.quick_deaths = self.quick_deaths + 1 if worked_seconds < self.quick_seconds else 0
@@ -143,8 +138,7 @@ class Backoff:
 
 
 def known_start_method(method: StartMethod | None) -> StartMethod:
-    """Return a start method of this platform; None selects forkserver, or spawn where there is
-    none.
+    """Return a start method of this platform; None selects forkserver, or spawn where there is none.
 
     Raise ConfigError for one that the platform lacks.
     """
@@ -168,9 +162,7 @@ def require_importable_main(method: StartMethod, *, remedy: str) -> None:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Let the forkserver import modules once for all its children. Do nothing if it runs
-    already.
-    """
+    """Let the forkserver import modules once for all its children. Do nothing if it runs already."""
     server: Any = forkserver
     if getattr(server._forkserver, "_forkserver_pid", None) is None:  # it has no public name
         multiprocessing.set_forkserver_preload(list(modules))
@@ -189,8 +181,9 @@ def exit_if_starting(name_prefix: str = "") -> None:
 
 
 def missing_guard(remedy: str) -> ConfigError:
-    """Return the error for a child that ended with `GUARD_MISSING`. remedy: the alternative to a
-    guard.
+    """Return the error for a child that ended with `GUARD_MISSING`.
+
+    remedy: the alternative to a guard.
     """
     return ConfigError(
         "the main script starts child processes at its top level, and each child imports it; put that part under "
@@ -201,8 +194,8 @@ def missing_guard(remedy: str) -> ConfigError:
 class Child:
     """A Python function in a process of its own, and this process's end of the pipe to it.
 
-    The function is called as `target(parent, *args)`, and the process ends when it returns. All
-    methods that wait block the calling thread, except `attend`.
+    The function is called as `target(parent, *args)`, and the process ends when it returns. All methods that wait block
+    the calling thread, except `attend`.
     """
 
     def __init__(
@@ -219,8 +212,8 @@ class Child:
         target: a function at the top of a module. `start_method="fork"` takes any function.
         args: picklable values; `start_method="fork"` takes any.
         name: the name of the process.
-        daemon: True forbids the child to start children by `multiprocessing`. The child ends with
-            this process in either case.
+        daemon: True forbids the child to start children by `multiprocessing`. The child ends with this process in
+            either case.
         """
         context: Any = multiprocessing.get_context(start_method)
         ours, theirs = _make_pipe(context)
@@ -243,9 +236,7 @@ class Child:
         self._exit_code: int | None = None
 
     def send(self, message: Any) -> None:
-        """Send a message. If the child has ended, the message is lost, and `attend` or `receive`
-        reports the end.
-        """
+        """Send a message. If the child has ended, the message is lost, and `attend` or `receive` reports the end."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
@@ -259,11 +250,10 @@ class Child:
         return self.connection.recv()
 
     def attend(self, on_message: Callable[[Any], object]) -> asyncio.Future[int]:
-        """Pass the child's messages to a function, on the running event loop, until the child has
-        ended.
+        """Pass the child's messages to a function, on the running event loop, until the child has ended.
 
-        Return a future of the exit code. It is done when the process has ended and all of its
-        messages are delivered; the child is closed then. To end an attended child, use `stop`.
+        Return a future of the exit code. It is done when the process has ended and all of its messages are delivered;
+        the child is closed then. To end an attended child, use `stop`.
         """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
@@ -298,13 +288,11 @@ class Child:
         return True
 
     def _hang_up_on_loop(self) -> None:
-        """Stop watching the pipe of an attended child, and close it."""
         if not self.connection.closed:
             self._loop.remove_reader(self.connection)
             self.hang_up()
 
     def _end(self) -> None:
-        """Deliver the last messages of an attended child that has ended, and resolve its future."""
         self._loop.remove_reader(self._process.sentinel)
         self.deliver()
         self._hang_up_on_loop()
@@ -314,8 +302,7 @@ class Child:
     def exit_code(self, timeout_seconds: float | None = 0.0) -> int | None:
         """Wait for the end of the process, and return its exit code; None if it is still running.
 
-        timeout_seconds: None waits without limit. A negative code is the signal that killed the
-            child.
+        timeout_seconds: None waits without limit. A negative code is the signal that killed the child.
         """
         if self._exit_code is None:
             self._process.join(timeout_seconds)
@@ -323,8 +310,7 @@ class Child:
         return self._exit_code
 
     def describe_end(self, timeout_seconds: float, *, remedy: str) -> str:
-        """Wait for the end of the process, and return how it ended as a verb phrase
-        (`describe_exit`).
+        """Wait for the end of the process, and return how it ended as a verb phrase (`describe_exit`).
 
         remedy: the alternative to a guard in the main script, for the error's text.
         Raise ConfigError if the main script lacks its guard.
@@ -397,8 +383,7 @@ class Parent:
             raise EOFError from None
 
     def has_ended(self, within_seconds: float) -> bool:
-        """Return whether the parent's process has ended, waiting at most `within_seconds` for its
-        end.
+        """Return whether the parent's process has ended, waiting at most `within_seconds` for its end.
 
         On a system without pidfds (other than Linux) it returns at once.
         """
@@ -426,12 +411,11 @@ class Parent:
 
 
 def end_with_parent(parent_pid: int, *, also: int | None = None, end: Callable[[], object] | None = None) -> None:
-    """Watch the parent from a thread, and end this process when the parent has gone, however it
-    ended.
+    """Watch the parent from a thread, and end this process when the parent has gone, however it ended.
 
     also: a descriptor whose readability means the same, such as a pipe to the parent.
-    end: the function that ends this process; None: at once, with exit code 1. It runs in the
-        watching thread, also while the main thread is busy in C code that releases the lock.
+    end: the function that ends this process; None: at once, with exit code 1. It runs in the watching thread, also
+        while the main thread is busy in C code that releases the lock.
     """
 
     def watch() -> None:
@@ -443,8 +427,8 @@ def end_with_parent(parent_pid: int, *, also: int | None = None, end: Callable[[
 
 
 def _wait_for_end(parent_pid: int, also: int | None) -> None:
-    """Return when the parent has ended or the descriptor `also` is readable. Raise
-    ProcessLookupError if the parent had ended before.
+    """Return when the parent has ended or the descriptor `also` is readable. Raise ProcessLookupError if the parent had
+    ended before.
     """
     with _descriptor_of(parent_pid) as parent:
         watched = [each for each in (parent, also) if each is not None]
@@ -455,8 +439,7 @@ def _wait_for_end(parent_pid: int, also: int | None) -> None:
 
 @contextlib.contextmanager
 def _descriptor_of(pid: int) -> Generator[int | None]:
-    """Yield a descriptor that is readable once the process has ended; None on a system without
-    pidfds.
+    """Yield a descriptor that is readable once the process has ended; None on a system without pidfds.
 
     Raise ProcessLookupError if it has ended already.
     """
@@ -472,9 +455,7 @@ def _descriptor_of(pid: int) -> Generator[int | None]:
 
 
 def _run(connection: PipeEnd, parent_pid: int, target: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """Run in the child: undo what a fork inherited, leave signals to the parent, call the
-    function.
-    """
+    """Run in the child: undo what a fork inherited, leave signals to the parent, call the function."""
     for end in list(_parent_ends):
         end.close()
     signal.set_wakeup_fd(-1)
@@ -491,11 +472,10 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _sigterm_blocked() -> Generator[None]:
-    """Block SIGTERM during the block, in which a child is started. The child inherits this, and
-    `_run` unblocks the signal once its handler is installed.
+    """Block SIGTERM during the block, in which a child is started. The child inherits this, and `_run` unblocks the
+    signal once its handler is installed.
 
-    Otherwise a service manager, which sends SIGTERM to all processes at once, could kill a child
-    that has just begun.
+    Otherwise a service manager, which sends SIGTERM to all processes at once, could kill a child that has just begun.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -529,11 +509,10 @@ class Command:
         name: what errors and logs call the process, such as "engine process".
         relay: called with each line of standard error, in a thread of this object.
         environment: the variables of the program; None: those of this process.
-        on_death: called once with `obituary()` if the program ends and `close` was not called, in a
-            thread of this object.
-        guard: start the program through a process that ends it when this process ends. For a
-            program that does not call `end_with_parent`. Its standard output is relayed too, and it
-            has no input.
+        on_death: called once with `obituary()` if the program ends and `close` was not called, in a thread of this
+            object.
+        guard: start the program through a process that ends it when this process ends. For a program that does not call
+            `end_with_parent`. Its standard output is relayed too, and it has no input.
         inherits: descriptors of this process that the program gets, under the same numbers.
         """
         self.name, self._relay, self._on_death = name, relay, on_death
@@ -615,12 +594,10 @@ class Command:
         return f"the {self.name} (pid {self.pid}) {describe_exit(code)}; {self._last_words()}"
 
     def close(self, grace_seconds: float) -> int:
-        """Close standard input, wait for the program's end, kill its process group, and return its
-        exit code.
+        """Close standard input, wait for the program's end, kill its process group, and return its exit code.
 
-        A program of Leyden ends when its input does (`end_with_parent`). For any other program, the
-        process of `guard=True` sends it SIGTERM then, and kills it some seconds later. Safe to
-        repeat.
+        A program of Leyden ends when its input does (`end_with_parent`). For any other program, the process of
+        `guard=True` sends it SIGTERM then, and kills it some seconds later. Safe to repeat.
         """
         self._closing = True
         assert self._process.stdin is not None
@@ -662,9 +639,7 @@ def _guard(parent_pid: int, command: Sequence[str]) -> int:
     ending = threading.Event()
 
     def end() -> None:
-        """Terminate the program, kill what is left of the process group, and so end this
-        process.
-        """
+        """Terminate the program, kill what is left of the process group, and so end this process."""
         ending.set()
         process.terminate()
         try:

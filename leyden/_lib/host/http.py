@@ -1,11 +1,9 @@
-"""The kit that HTTP applications are written with: read a request within limits, check its sender,
-reply or refuse.
+"""The kit that HTTP applications are written with: read a request within limits, check its sender, reply or refuse.
 
-An application is an ASGI callable. `SiteGuard`, `check_method` and `read_body` raise `Refusal`, and
-so do the application's own checks, which use `bearer_token` and `is_secret`. The application
-catches the refusal and replies with an error in the form that its clients read (`send_reply`).
-`on_disconnect` watches for a client that leaves. This module knows no routes and no sockets; `asgi`
-serves an application.
+An application is an ASGI callable. `SiteGuard`, `check_method` and `read_body` raise `Refusal`, and so do the
+application's own checks, which use `bearer_token` and `is_secret`. The application catches the refusal and replies with
+an error in the form that its clients read (`send_reply`). `on_disconnect` watches for a client that leaves. This module
+knows no routes and no sockets; `asgi` serves an application.
 """
 
 from __future__ import annotations
@@ -105,7 +103,10 @@ Handler = Callable[[bytes, RequestHeaders], Awaitable[HttpReply]]
 
 
 async def send_reply(send: Send, body: bytes, *, status: int = 200, headers: HeaderFields = (JSON,)) -> None:
-    """Send a whole reply with its length. headers: the header fields; by default those of JSON."""
+    """Send a whole reply with its length.
+
+    headers: the header fields; by default those of JSON.
+    """
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
@@ -121,9 +122,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def content_type(headers: RequestHeaders) -> bytes:
-    """Return the type of a request's body in lower case, without parameters; empty if none is
-    given.
-    """
+    """Return the type of a request's body in lower case, without parameters; empty if none is given."""
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
@@ -145,9 +144,7 @@ def check_method(scope: Scope, *allowed: str) -> None:
 
 
 def bearer_token(authorization: bytes | None) -> bytes:
-    """Return the token of an `Authorization: Bearer` header; empty if the header is missing or of
-    another scheme.
-    """
+    """Return the token of an `Authorization: Bearer` header; empty if the header is missing or of another scheme."""
     scheme, _, token = (authorization or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 
@@ -170,8 +167,8 @@ async def disconnected(receive: Receive) -> None:
 def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[asyncio.Task[None]]:
     """Call `leave` once if the client disconnects during the block. Read the request's body before.
 
-    Yield the task that waits for the disconnection. It is done once the client has left, and is
-    cancelled at the end of the block.
+    Yield the task that waits for the disconnection. It is done once the client has left, and is cancelled at the end of
+    the block.
     """
 
     async def watch() -> None:
@@ -188,18 +185,17 @@ def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[as
 class SiteGuard:
     """Refuses requests that a web page of another site may have made.
 
-    A page can send a POST without a body, or with one of plain text, to any address that its
-    browser reaches, without a preflight request. The browser names the page in `Origin` or
-    `Sec-Fetch-Site`, which no page can change or leave out. Programs send neither header. A correct
-    token makes no difference: no reply allows other origins (CORS), so a browser never sends the
-    token for the page of another site.
+    A page can send a POST without a body, or with one of plain text, to any address that its browser reaches, without a
+    preflight request. The browser names the page in `Origin` or `Sec-Fetch-Site`, which no page can change or leave
+    out. Programs send neither header. A correct token makes no difference: no reply allows other origins (CORS), so a
+    browser never sends the token for the page of another site.
     """
 
     def __init__(self, *, local_only: bool, also: Iterable[str] = ()) -> None:
         """Set the names that requests may call this server by.
 
-        local_only: refuse every `Host` that is not a name of this machine, because another site can
-            point its own name to 127.0.0.1 (DNS rebinding). Servers without a token need this.
+        local_only: refuse every `Host` that is not a name of this machine, because another site can point its own name
+            to 127.0.0.1 (DNS rebinding). Servers without a token need this.
         also: further host names that a server with `local_only` is called by.
         """
         self._names = frozenset(name.lower() for name in also) if local_only else None
@@ -240,8 +236,8 @@ class SiteGuard:
 
 
 def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Return whether the user opens a page of this server by a link on another site. This is
-    harmless, because the other site cannot read the page.
+    """Return whether the user opens a page of this server by a link on another site. This is harmless, because the
+    other site cannot read the page.
     """
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
@@ -258,9 +254,7 @@ def _is_at(origin: bytes, host: bytes | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _host_name(host: bytes) -> tuple[str, bool]:
-    """Return the name in a `Host` header, in lower case without its port, and whether it always
-    means this machine.
-    """
+    """Return the name in a `Host` header, in lower case without its port, and whether it always means this machine."""
     text = host.decode("latin-1")
     try:
         name = urlsplit(f"//{text}").hostname or ""
@@ -284,8 +278,8 @@ async def read_body(
     option: the option that raises this limit, for the message.
     unpack: decompress gzip; False returns the body as it came.
     is_json: refuse a body that takes too much work to parse as JSON (`JsonMeter`).
-    Raise Refusal (413 for a body that is too large or too much work, 400 and 415 for one that
-    cannot be unpacked) and ClientGone.
+    Raise Refusal (413 for a body that is too large or too much work, 400 and 415 for one that cannot be unpacked) and
+    ClientGone.
     """
     encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
     if encoding not in (b"identity", b"gzip"):
@@ -323,8 +317,8 @@ async def read_body(
 async def parsed(body: bytes, parse: Callable[[bytes], T]) -> T:
     """Return `parse(body)`, from another thread if the body is large.
 
-    Large bodies are parsed one at a time, so that many of them at once take no more memory, and
-    the thread that serves the other requests has one competitor for the interpreter.
+    Large bodies are parsed one at a time, so that many of them at once take no more memory, and the thread that serves
+    the other requests has one competitor for the interpreter.
     """
     if len(body) < LARGE_BYTES:
         return parse(body)
@@ -336,8 +330,8 @@ _parsing: Final = PerLoop[asyncio.Lock](lambda: nullcontext(asyncio.Lock()))
 
 
 async def _read_gzip(body: AsyncIterator[bytes], max_bytes: int, option: str | None, meter: JsonMeter | None) -> bytes:
-    """Return a request's body unpacked. Raise Refusal (413) before more than `max_bytes` are in
-    memory, and TooMuchJson at the first piece beyond the limits.
+    """Return a request's body unpacked. Raise Refusal (413) before more than `max_bytes` are in memory, and TooMuchJson
+    at the first piece beyond the limits.
 
     option: the setting that raises the limit, for the message.
     """
@@ -399,7 +393,10 @@ async def _drain(body: AsyncIterator[bytes], most: int) -> None:
 
 
 def _too_large(max_bytes: int, option: str | None) -> Refusal:
-    """Return the refusal of a body that is too large. option: the option that raises the limit."""
+    """Return the refusal of a body that is too large.
+
+    option: the option that raises the limit.
+    """
     larger = "" if option is None else f", or start it with a larger {option}"
     return Refusal(
         413,

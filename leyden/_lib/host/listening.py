@@ -1,7 +1,7 @@
 """The addresses that servers listen at: ports and Unix sockets, and which machines reach them.
 
-The module knows no protocol. A server catches the OSError of an address that it cannot bind, and
-raises an error of its own.
+The module knows no protocol. A server catches the OSError of an address that it cannot bind, and raises an error of its
+own.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a listening Unix socket that only this user can reach. It replaces a socket on which
-    no process listens any more.
+    """Return a listening Unix socket that only this user can reach. It replaces a socket on which no process listens
+    any more.
 
     Raise OSError if the path cannot be bound, with EADDRINUSE if another process listens there.
     """
@@ -54,8 +54,7 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove a socket that a killed process left behind. Any other file stays, and `bind` refuses
-    the path.
+    """Remove a socket that a killed process left behind. Any other file stays, and `bind` refuses the path.
 
     Raise OSError (EADDRINUSE) if a process listens on the socket.
     """
@@ -100,9 +99,8 @@ def is_loopback(host: str) -> bool:
 def check_token(name: str, token: object, *, host: str, or_say: str | None = None, insecure: bool = False) -> None:
     """Raise ConfigError unless a server that is bound to `host` may run with this token.
 
-    An empty token is refused on every address, because it usually comes from an unset variable and
-    would admit any client. Without a token (None) a server may be bound to a loopback address only,
-    unless it is `insecure`.
+    An empty token is refused on every address, because it usually comes from an unset variable and would admit any
+    client. Without a token (None) a server may be bound to a loopback address only, unless it is `insecure`.
 
     name: the token's option, for the message.
     insecure: the user allows a server without a token on any address.
@@ -122,18 +120,18 @@ _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def reachable(host: str) -> str:
-    """Return the host at which this machine reaches a server that is bound to `host`: a loopback
-    address for a host that stands for all addresses, and `host` itself otherwise.
+    """Return the host at which this machine reaches a server that is bound to `host`: a loopback address for a host
+    that stands for all addresses, and `host` itself otherwise.
     """
     return _ALL_ADDRESSES.get(host, host)
 
 
 def at_host_of(neighbour: str, url: str) -> str:
-    """Return `url` with the host of `neighbour` in place of a host that stands for all addresses of
-    a machine. A `url` with any other host is returned unchanged.
+    """Return `url` with the host of `neighbour` in place of a host that stands for all addresses of a machine. A `url`
+    with any other host is returned unchanged.
 
-    neighbour: the URL of a server on the same machine as `url`. One that is no HTTP URL, such as a
-        file's, means this machine.
+    neighbour: the URL of a server on the same machine as `url`. One that is no HTTP URL, such as a file's, means this
+        machine.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -150,9 +148,7 @@ def netloc(host: str, port: int) -> str:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of uvloop's event loop if it is installed (the `fast` extra), else None
-    for asyncio's own.
-    """
+    """Return the factory of uvloop's event loop if it is installed (the `fast` extra), else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:

@@ -1,9 +1,9 @@
 """Find and end processes that left their group and lost their parent, by a mark that they inherit.
 
-There are two marks. The first is an environment variable. A program that is started with another
-environment lacks it, and so does a fork that runs no program. On Linux these keep the second mark,
-an unusual resource limit on the CPU time of real-time threads (`RLIMIT_RTTIME`), which is too high
-to limit anything. This module knows neither runners nor programs.
+There are two marks. The first is an environment variable. A program that is started with another environment lacks it,
+and so does a fork that runs no program. On Linux these keep the second mark, an unusual resource limit on the CPU time
+of real-time threads (`RLIMIT_RTTIME`), which is too high to limit anything. This module knows neither runners nor
+programs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import resource
 import psutil
 
 RUNNER_MARK = "LEYDEN_RUNNER"
-"""The variable that marks the processes which agents start in a runner's process. Its value is the
-run, a dot and the worker's number."""
+"""The variable that marks the processes which agents start in a runner's process. Its value is the run, a dot and the
+worker's number."""
 _ROUNDS = 10
 """How often to look for marked processes again, since a process may fork before it is killed."""
 _LIMIT: int | None = getattr(psutil, "RLIMIT_RTTIME", None)
 _OURS = 1 << 62
-"""The part of the limit that marks our processes, in microseconds: more than a hundred thousand
-years.
-"""
+"""The part of the limit that marks our processes, in microseconds: more than a hundred thousand years."""
 _WORKER_BITS = 20
 """The lower bits of the limit, which hold the worker's number. The bits above hold the run's."""
 
@@ -39,11 +37,10 @@ def carry_mark(mark: str | None) -> None:
 
 
 def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
-    """End all other processes of this user that have the environment variable `name` set to
-    `value`.
+    """End all other processes of this user that have the environment variable `name` set to `value`.
 
-    all_below: also end the processes whose value continues after `value` with a dot. For
-        RUNNER_MARK, also end the processes that carry the mark as a resource limit.
+    all_below: also end the processes whose value continues after `value` with a dot. For RUNNER_MARK, also end the
+        processes that carry the mark as a resource limit.
     """
     for _ in range(_ROUNDS):
         orphans = [process for process in psutil.process_iter() if _has(process, name, value, all_below)]
@@ -56,12 +53,10 @@ def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
 
 
 def kill_orphans() -> int:
-    """End the processes that agents left behind when the program of their run was killed; return
-    how many.
+    """End the processes that agents left behind when the program of their run was killed; return how many.
 
-    A run is over if none of its marked processes has a Python program as its parent, because a
-    runner always has one. Processes of runs under way are left alone, and so are those of other
-    users.
+    A run is over if none of its marked processes has a Python program as its parent, because a runner always has one.
+    Processes of runs under way are left alone, and so are those of other users.
     """
     runs: dict[int, list[psutil.Process]] = {}
     under_way: set[int] = set()
@@ -97,11 +92,6 @@ def _run_of(process: psutil.Process) -> int | None:
 
 
 def _is_below_python(process: psutil.Process, run: int) -> bool:
-    """Return whether the parent is a Python program outside the run.
-
-    The parent of a runner belongs to the same user, so its executable can be read; that of the
-    first process of the system often cannot.
-    """
     try:
         parent = process.parent()
         return parent is not None and _run_of(parent) != run and "python" in parent.exe().lower()
@@ -139,9 +129,7 @@ def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
 
 
 def _limit_of(mark: str) -> int:
-    """Return the limit that encodes a mark: the run in its upper bits, the worker in its lower
-    ones.
-    """
+    """Return the limit that encodes a mark: the run in its upper bits, the worker in its lower ones."""
     run, _, worker = mark.partition(".")
     # A mark without a worker counts as worker 0 and has the number 0 + 1.
     number = int.from_bytes(hashlib.sha256(run.encode()).digest()[:5])

@@ -1,8 +1,8 @@
-"""The pages that every server of Leyden has at the same paths: `HEALTH`, which needs no token, for
-load balancers, and `METRICS` for Prometheus, which needs the server's token if it has one.
+"""The pages that every server of Leyden has at the same paths: `HEALTH`, which needs no token, for load balancers, and
+`METRICS` for Prometheus, which needs the server's token if it has one.
 
-A server yields its metric families; `prometheus_client` writes its text format (version 0.0.4). Its
-process-wide registry is not used, so each server shows its own metrics only.
+A server yields its metric families; `prometheus_client` writes its text format (version 0.0.4). Its process-wide
+registry is not used, so each server shows its own metrics only.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def metrics(families: Iterable[Metric]) -> HttpReply:
 
 @contextmanager
 def counting(scope: Scope, send: Send, add: Callable[[str, int, float], None]) -> Generator[Send]:
-    """Yield a `send` for the reply to one request. When the block ends, call `add` with the target
-    (`scope["asked"]`, which the application sets), the status and the seconds; not for a client
-    that has left before a reply.
+    """Yield a `send` for the reply to one request. When the block ends, call `add` with the target (`scope["asked"]`,
+    which the application sets), the status and the seconds; not for a client that has left before a reply.
     """
     started, statuses = time.perf_counter(), list[int]()
 
@@ -53,8 +52,7 @@ def counting(scope: Scope, send: Send, add: Callable[[str, int, float], None]) -
 
 
 def joined_metrics(texts: Iterable[str]) -> HttpReply:
-    """Return one page with the metrics of several processes of one server, whose number becomes the
-    label `process`.
+    """Return one page with the metrics of several processes of one server, whose number becomes the label `process`.
 
     texts: the page of each process.
     """

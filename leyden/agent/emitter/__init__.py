@@ -1,10 +1,10 @@
-"""Functions that record something in an agent's attempt: rewards, messages, objects, exceptions,
-annotations, operations.
+"""Functions that record something in an agent's attempt: rewards, messages, objects, exceptions, annotations,
+operations.
 
-Each function records one span in the current trace and returns it. `propagate=False` makes the span
-without recording it, and needs no trace. This package knows the current trace and the names in
-`semconv`, and no store or tracer. To add a kind of emission, add its names to `semconv`, a function
-here that checks its value and calls `emit_span`, and a reader beside it.
+Each function records one span in the current trace and returns it. `propagate=False` makes the span without recording
+it, and needs no trace. This package knows the current trace and the names in `semconv`, and no store or tracer. To add
+a kind of emission, add its names to `semconv`, a function here that checks its value and calls `emit_span`, and a
+reader beside it.
 """
 
 from leyden.agent.emitter.emit import emit_annotation as emit_annotation

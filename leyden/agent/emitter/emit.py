@@ -32,9 +32,7 @@ def emit_span(
 
 
 def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return an emitter's own attributes together with the user's. Raise InvalidEmission if they
-    share a name.
-    """
+    """Return an emitter's own attributes together with the user's. Raise InvalidEmission if they share a name."""
     taken = sorted(own.keys() & (users or {}).keys())
     if taken:
         raise InvalidEmission(f"the attributes {taken} say what is emitted and cannot be given; choose other names")
@@ -46,8 +44,8 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, p
 
     attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
-    Raise InvalidEmission for a value that is no string, for which `emit_object` is. Raise
-    NoActiveTrace outside a trace.
+    Raise InvalidEmission for a value that is no string, for which `emit_object` is. Raise NoActiveTrace outside a
+    trace.
     """
     if not isinstance(message, str):
         raise InvalidEmission(
@@ -69,8 +67,8 @@ def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, prop
     value: None, bool, int, float, str, or a list or dict of these; keys of dicts are strings.
     attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
-    Raise InvalidEmission, which names the first part that is not JSON, for any other value. Raise
-    NoActiveTrace outside a trace.
+    Raise InvalidEmission, which names the first part that is not JSON, for any other value. Raise NoActiveTrace outside
+    a trace.
     """
     own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
     return emit_span("emit_object", semconv.OBJECT, with_user_attributes(own, attributes), propagate=propagate)
@@ -86,8 +84,8 @@ def get_object_value(span: Span) -> Any:
 
 
 def _content(value: object) -> dict[str, AttributeValue]:
-    """Return a value as a span's attributes: a literal as it is, anything else as JSON. Raise
-    InvalidEmission for what JSON cannot express.
+    """Return a value as a span's attributes: a literal as it is, anything else as JSON. Raise InvalidEmission for what
+    JSON cannot express.
     """
     if isinstance(value, str | bool | int):
         return {semconv.OBJECT_LITERAL: value}
@@ -107,8 +105,7 @@ def _type_name(value: object) -> str:
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True
 ) -> Span:
-    """Record an exception's type, message and stack trace, and return the span, whose status is
-    ERROR.
+    """Record an exception's type, message and stack trace, and return the span, whose status is ERROR.
 
     The attempt goes on; the exception is not raised.
 
@@ -127,12 +124,11 @@ def emit_exception(
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
     """Record the entries of `annotation` as attributes of one span, and return the span.
 
-    annotation: values by name. Nested dicts become dotted keys: `{"a": {"b": 1}}` is `a.b = 1`. A
-        number is also a metric of the run, `annotation/a.b`: its mean over rollouts.
+    annotation: values by name. Nested dicts become dotted keys: `{"a": {"b": 1}}` is `a.b = 1`. A number is also a
+        metric of the run, `annotation/a.b`: its mean over rollouts.
     propagate: False makes the span without recording it, and needs no trace.
-    Raise InvalidEmission for an empty annotation, for two entries with the same dotted key, for a
-    number that is not finite, and for a value that has no attribute form. Raise NoActiveTrace
-    outside a trace.
+    Raise InvalidEmission for an empty annotation, for two entries with the same dotted key, for a number that is not
+    finite, and for a value that has no attribute form. Raise NoActiveTrace outside a trace.
     """
     attributes: dict[str, Any] = {}
     for key, value in _flat("", annotation):

@@ -1,9 +1,8 @@
-"""Record a function call or a block as one step: its input, its output, how long it took, how it
-failed.
+"""Record a function call or a block as one step: its input, its output, how long it took, how it failed.
 
-Spans that are recorded during the step, by emitters or by OpenTelemetry, are its children. Outside
-a trace the code runs unrecorded, so that a decorated function works in the user's own tests and
-scripts. Emitters need a trace inside an operation too.
+Spans that are recorded during the step, by emitters or by OpenTelemetry, are its children. Outside a trace the code
+runs unrecorded, so that a decorated function works in the user's own tests and scripts. Emitters need a trace inside an
+operation too.
 """
 
 from __future__ import annotations
@@ -38,15 +37,13 @@ class OperationStep:
         self._span.set({semconv.OPERATION_OUTPUT: as_json(value)})
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Add attributes to the step's span. Raise InvalidEmission for a value that has no
-        attribute form.
-        """
+        """Add attributes to the step's span. Raise InvalidEmission for a value that has no attribute form."""
         self._span.set(attributes)
 
 
 class Operation(AbstractContextManager[OperationStep]):
-    """An operation of an agent, recorded as a span: a context manager for a block, and a decorator
-    for sync and async functions. `operation` makes it.
+    """An operation of an agent, recorded as a span: a context manager for a block, and a decorator for sync and async
+    functions. `operation` makes it.
     """
 
     def __init__(self, name: str | None, attributes: Mapping[str, Any] | None) -> None:
@@ -70,11 +67,10 @@ class Operation(AbstractContextManager[OperationStep]):
             opened.__exit__(*raised)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that records each call of `function`: its arguments by name, its result
-        or its exception.
+        """Return a function that records each call of `function`: its arguments by name, its result or its exception.
 
-        Raise ConfigError for a generator function, because its work happens after it has returned.
-        Use `with operation(...)` inside it.
+        Raise ConfigError for a generator function, because its work happens after it has returned. Use `with
+        operation(...)` inside it.
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(
@@ -131,8 +127,7 @@ def operation(
     name: str | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Record a call or a block: `@operation`, `@operation(name=...)`, or `with
-    operation(name="search") as step:`.
+    """Record a call or a block: `@operation`, `@operation(name=...)`, or `with operation(name="search") as step:`.
 
     name: the step's name. A decorator may leave it out: the function's qualified name.
     attributes: further attributes of the step's span.
@@ -143,7 +138,6 @@ def operation(
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, as far as they fit the signature."""
     try:
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError:  # wrong arguments: the call itself will raise the same error

@@ -18,19 +18,17 @@ def emit_reward(
     attributes: Mapping[str, Any] | None = None,
     propagate: bool = True,
 ) -> Span:
-    """Record how well the agent did, and return the span. An algorithm reads the last primary
-    reward of an attempt.
+    """Record how well the agent did, and return the span. An algorithm reads the last primary reward of an attempt.
 
-    The span holds the reward in Leyden's attributes, and in one `gen_ai.evaluation.result` event
-    for each name, which other OpenTelemetry backends read.
+    The span holds the reward in Leyden's attributes, and in one `gen_ai.evaluation.result` event for each name, which
+    other OpenTelemetry backends read.
 
-    reward: a finite number (a bool, a NumPy scalar, an array or tensor of one element, too), or
-        finite numbers by name.
+    reward: a finite number (a bool, a NumPy scalar, an array or tensor of one element, too), or finite numbers by name.
     primary_key: the name of the primary reward; needed if there are several names.
     attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
-    Raise InvalidEmission for a value that is no finite number, and for a missing or unknown
-    primary_key. Raise NoActiveTrace outside a trace.
+    Raise InvalidEmission for a value that is no finite number, and for a missing or unknown primary_key. Raise
+    NoActiveTrace outside a trace.
     """
     if isinstance(reward, Mapping):
         named = _primary_first(reward, primary_key)
@@ -45,15 +43,12 @@ def emit_reward(
 
 
 def _evaluation(name: str, value: float) -> SpanEvent:
-    """Return one dimension of a reward as an event that any OpenTelemetry backend reads."""
     attributes: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
     return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=attributes)
 
 
 def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:
-    """Return the rewards with the primary one first. Raise InvalidEmission if it is not clear which
-    one is primary.
-    """
+    """Return the rewards with the primary one first. Raise InvalidEmission if it is not clear which one is primary."""
     names = ", ".join(repr(name) for name in rewards) or "none"
     if not rewards:
         raise InvalidEmission("the dict of rewards is empty; a reward needs at least one named number")

@@ -1,17 +1,14 @@
-"""`APO`: improve an agent's prompts by textual gradients (ProTeGi, arXiv:2305.03495) and Thompson
-sampling.
+"""`APO`: improve an agent's prompts by textual gradients (ProTeGi, arXiv:2305.03495) and Thompson sampling.
 
-One step is one round. A model criticises the worst rollouts of each prompt in the beam, and a model
-rewrites the prompt. Then the effect of each edit on the reward is estimated from all rewards so far
-(`effects.py`). Each candidate that runs is the best one according to effects that are drawn from
-their posterior distribution, joined with the best edits of others (`joining.py`). So a round can
-add several edits to a prompt, spends few rollouts on bad ones, and removes an edit that turns out
-to be useless. The leading candidate replaces the best one if it is ahead after both ran the same
-validation tasks. At the end, the best prompts are measured on the whole validation set.
+One step is one round. A model criticises the worst rollouts of each prompt in the beam, and a model rewrites the
+prompt. Then the effect of each edit on the reward is estimated from all rewards so far (`effects.py`). Each candidate
+that runs is the best one according to effects that are drawn from their posterior distribution, joined with the best
+edits of others (`joining.py`). So a round can add several edits to a prompt, spends few rollouts on bad ones, and
+removes an edit that turns out to be useless. The leading candidate replaces the best one if it is ahead after both ran
+the same validation tasks. At the end, the best prompts are measured on the whole validation set.
 
-All work of a stage runs at the same time. Random choices depend on the seed, the round and the
-branch alone, and answers of the reflection models and scores are stored, so a run that was killed
-continues to the same end.
+All work of a stage runs at the same time. Random choices depend on the seed, the round and the branch alone, and
+answers of the reflection models and scores are stored, so a run that was killed continues to the same end.
 """
 
 from __future__ import annotations
@@ -60,45 +57,41 @@ _STATE = "apo.json"
 class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
-    Costs at most `stages_per_round * candidates_per_stage * gradient_batch_size + val_batch_size`
-    rollouts a round, `2 * (n_val + gradient_batch_size)` in addition, and twice as many calls of
-    the reflection models as a round has branches if each first answer can be used.
+    Costs at most `stages_per_round * candidates_per_stage * gradient_batch_size + val_batch_size` rollouts a round, `2
+    * (n_val + gradient_batch_size)` in addition, and twice as many calls of the reflection models as a round has
+    branches if each first answer can be used.
 
-    async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of
-        the gateway, which records these calls with tokens and cost.
-    gradient_model: the model that criticises. None: `gpt-5-mini` with a client, otherwise the one
-        model that the gateway serves.
-    apply_edit_model: the model that rewrites. None: `gpt-4.1-mini` with a client, otherwise the one
-        model that the gateway serves.
+    async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of the gateway, which
+        records these calls with tokens and cost.
+    gradient_model: the model that criticises. None: `gpt-5-mini` with a client, otherwise the one model that the
+        gateway serves.
+    apply_edit_model: the model that rewrites. None: `gpt-4.1-mini` with a client, otherwise the one model that the
+        gateway serves.
     diversity_temperature: sampling temperature of the reflection models.
-    gradient_batch_size: the number of training tasks that a candidate runs in a stage, the same
-        tasks for all. At most two thirds are tasks whose runs the critics of the round have read.
-    critic_runs: the number of runs that a critic reads, those first that the fewest critics have
-        read. None: `gradient_batch_size`.
-    val_batch_size: the number of validation tasks on which a candidate is compared with the best
-        one before it replaces it.
-    beam_width: the number of prompts that a round rewrites, the best of those that ran in the round
-        before.
+    gradient_batch_size: the number of training tasks that a candidate runs in a stage, the same tasks for all. At most
+        two thirds are tasks whose runs the critics of the round have read.
+    critic_runs: the number of runs that a critic reads, those first that the fewest critics have read. None:
+        `gradient_batch_size`.
+    val_batch_size: the number of validation tasks on which a candidate is compared with the best one before it replaces
+        it.
+    beam_width: the number of prompts that a round rewrites, the best of those that ran in the round before.
     branch_factor: the number of new prompts from each prompt in the beam.
     beam_rounds: number of rounds.
-    candidates_per_stage: how many candidates are chosen and run at a time. None: as many as a round
-        has branches, `beam_width * branch_factor`.
-    stages_per_round: how often a round chooses candidates and runs them, each time after all
-        rewards of the time before. More stages need fewer rounds, and so less time, because the
-        reflection models are slower than most agents; but they need more rollouts.
-    reward_range: the lowest and the highest reward of the agent; None: unknown. A prompt with the
-        highest reward on all its tasks is not rewritten. A reward outside the range is logged as a
-        warning.
+    candidates_per_stage: how many candidates are chosen and run at a time. None: as many as a round has branches,
+        `beam_width * branch_factor`.
+    stages_per_round: how often a round chooses candidates and runs them, each time after all rewards of the time
+        before. More stages need fewer rounds, and so less time, because the reflection models are slower than most
+        agents; but they need more rollouts.
+    reward_range: the lowest and the highest reward of the agent; None: unknown. A prompt with the highest reward on all
+        its tasks is not rewritten. A reward outside the range is logged as a warning.
     rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
     run_initial_validation: measure the first prompts on the whole validation set, before round 1.
-    gradient_prompt_files, apply_edit_prompt_files: files with requests to the reflection models in
-        place of Leyden's own; each branch uses one of them.
-    resource_name: the prompt to improve; None: all prompts, those more often whose edits have
-        helped.
-    agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
-        model; None: the one that the gateway serves.
-    test_dataset: tasks on which the first and the best prompts are compared when
-        all rounds are done.
+    gradient_prompt_files, apply_edit_prompt_files: files with requests to the reflection models in place of Leyden's
+        own; each branch uses one of them.
+    resource_name: the prompt to improve; None: all prompts, those more often whose edits have helped.
+    agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a model; None: the
+        one that the gateway serves.
+    test_dataset: tasks on which the first and the best prompts are compared when all rounds are done.
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the most characters of a prompt; a longer one is refused.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
@@ -211,8 +204,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Check data sets, prompts, models and budget, and set the search to the user's prompts.
-        Raise ConfigError if one of them is missing or too small.
+        """Check data sets, prompts, models and budget, and set the search to the user's prompts. Raise ConfigError if
+        one of them is missing or too small.
         """
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("APO needs tasks to learn from; pass a train_dataset with at least one")
@@ -237,8 +230,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._costs.check(self.collector.budget.rollouts)
 
     async def step(self, iteration: int) -> Metrics:
-        """Do one round: rewrite the beam, run the candidates that look best, and compare the
-        leading one with the best one so far.
+        """Do one round: rewrite the beam, run the candidates that look best, and compare the leading one with the best
+        one so far.
         """
         search, self._reflector.counts = self._search, ReflectionCounts()
         n_runs = self._affordable_runs(iteration)
@@ -258,8 +251,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics
 
     async def validate(self, iteration: int) -> Metrics:
-        """Return the reward of the best prompts on the validation tasks on which candidates are
-        compared. If there are none yet, measure the first prompts on the whole validation set.
+        """Return the reward of the best prompts on the validation tasks on which candidates are compared. If there are
+        none yet, measure the first prompts on the whole validation set.
         """
         search, own = self._search, dict[str, float]()
         if search.best is None and await self._try_to_measure(0, "val", range(len(self._val)), iteration):
@@ -274,8 +267,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         (path / _STATE).write_text(json.dumps(state))
 
     async def load(self, path: Path) -> None:
-        """Restore the state of the search, and what the budget had spent, from a checkpoint. Raise
-        CheckpointError for one of an older version.
+        """Restore the state of the search, and what the budget had spent, from a checkpoint. Raise CheckpointError for
+        one of an older version.
         """
         state = json.loads((path / _STATE).read_text())
         if "read" not in state.get("search", {}):
@@ -286,8 +279,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             self._best = self._search.candidates[self._search.best]
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Do all rounds, measure the best prompts on the whole validation set, compare them with
-        the user's prompts on the test set, and return a `PromptResult`.
+        """Do all rounds, measure the best prompts on the whole validation set, compare them with the user's prompts on
+        the test set, and return a `PromptResult`.
         """
         await super().run(train_dataset, val_dataset)
         search, everything = self._search, range(len(self._val))
@@ -306,8 +299,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], mode: RolloutMode = "val", *, keep_until: int | None = None
     ) -> Scores:
-        """Return the scores of a candidate on tasks. Rollouts that are unfinished after
-        `rollout_batch_timeout` count as failed.
+        """Return the scores of a candidate on tasks. Rollouts that are unfinished after `rollout_batch_timeout` count
+        as failed.
         """
         found: list[Score] = []
         async for score in self.evaluator.scores(
@@ -332,19 +325,18 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
         rollouts: rollouts of the agent with this candidate.
         name: the name of the prompt; None: the first one to improve.
-        place: the position in the search under which the answer is kept for a resumed run; None: it
-            is not kept.
+        place: the position in the search under which the answer is kept for a resumed run; None: it is not kept.
         """
         return await self._writer.criticise(self._reflector, prompt, name or self._names[0], rollouts, place)
 
     async def textual_gradient_and_apply_edit(
         self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Branch | None = None
     ) -> Candidate | None:
-        """Return a new candidate with the prompt rewritten by the edit model after a critique; None
-        if no text can be used.
+        """Return a new candidate with the prompt rewritten by the edit model after a critique; None if no text can be
+        used.
 
-        A text is refused if it has lost or invented a placeholder, is too long, or was tried
-        before. The arguments are those of `compute_textual_gradient`.
+        A text is refused if it has lost or invented a placeholder, is too long, or was tried before. The arguments are
+        those of `compute_textual_gradient`.
         """
         name = name or self._names[0]
         critique = await self.compute_textual_gradient(prompt, rollouts, name=name, place=place)
@@ -358,12 +350,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- one round -------------------------------------------------------------------------------
 
     def _affordable_runs(self, iteration: int) -> int:
-        """Return how many candidates the budget allows in all stages of this round together, at its
-        highest cost.
+        """Return how many candidates the budget allows in all stages of this round together, at its highest cost.
 
-        From the tokens and the cost that are left, the number of rollouts is estimated by the mean
-        so far. The decision is written to the journal, so that a resumed round has as many
-        candidates as before.
+        From the tokens and the cost that are left, the number of rollouts is estimated by the mean so far. The decision
+        is written to the journal, so that a resumed round has as many candidates as before.
         """
         wanted, left = self.candidates_per_stage * self.stages_per_round, self.collector.budget.rollouts_expected
         if left is None:
@@ -375,14 +365,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return int(decided)
 
     def _turns(self, start: int, count: int) -> list[int]:
-        """Return the training tasks at `count` positions from `start` on, in an endless sequence of
-        shuffled passes through all tasks.
-        """
         return [epoch_place(len(self._train), turn, self.seed) for turn in range(start, start + count)]
 
     async def _rewrite(self, iteration: int, n_branches: int) -> int:
-        """Let the reflection models rewrite the candidates in the beam, and add the new candidates.
-        Return their number.
+        """Let the reflection models rewrite the candidates in the beam, and add the new candidates. Return their
+        number.
         """
         search = self._search
         if not search.train[0]:
@@ -396,8 +383,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return sum(search.add(child, parent) for child, parent in pairs if child is not None)
 
     async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
-        """Run the candidates that look best, in stages, and make the best of them the next beam.
-        Return the numbers of all that were chosen to run.
+        """Run the candidates that look best, in stages, and make the best of them the next beam. Return the numbers of
+        all that were chosen to run.
 
         n_runs: the most candidates that may run in all stages together.
         """
@@ -412,8 +399,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return list(ran)
 
     def _batch(self, iteration: int, stage: int) -> list[int]:
-        """Return the training tasks of a stage: some whose runs the round's critics have read,
-        because an edit shows there first what it is worth, and new ones.
+        """Return the training tasks of a stage: some whose runs the round's critics have read, because an edit shows
+        there first what it is worth, and new ones.
         """
         size = self._costs.gradient
         n_read = size * 2 // 3
@@ -422,11 +409,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return [*read, *(task for task in new if task not in read)][:size]
 
     async def _draw(self, iteration: int, stage: int, count: int) -> list[int]:
-        """Return the numbers of the candidates that run next, at most `count`, by Thompson
-        sampling.
+        """Return the numbers of the candidates that run next, at most `count`, by Thompson sampling.
 
-        For each, draw the effects of all edits, take the candidate that is the best with these
-        effects, and join it with the edits that are worth their length.
+        For each, draw the effects of all edits, take the candidate that is the best with these effects, and join it
+        with the edits that are worth their length.
         """
         search, model, drawn = self._search, self._search.effects(), list[int]()
         chance, prices = random.Random(f"{self.seed}/{iteration}/{stage}"), edit_prices(search, model.deviation)
@@ -449,8 +435,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return [each.key for each in search.candidates].index(candidate.key)
 
     def _read(self, place: Branch, parent: int) -> list[int]:
-        """Choose the training tasks whose runs the critic of a branch reads, and count them as
-        read. Return the tasks.
+        """Choose the training tasks whose runs the critic of a branch reads, and count them as read. Return the tasks.
 
         parent: the number of the candidate that ran them.
         """
@@ -461,9 +446,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return tasks
 
     async def _branch(self, place: Branch, parent: int, tasks: Sequence[int]) -> Candidate | None:
-        """Rewrite a prompt of a candidate after its runs on these tasks; None if no prompt can be
-        used.
-        """
+        """Rewrite a prompt of a candidate after its runs on these tasks; None if no prompt can be used."""
         search, candidate = self._search, self._search.candidates[parent]
         slot = place.round * self.beam_width * self.branch_factor + place.branch
         successes = search.successes() if len(self._names) > 1 else {}
@@ -486,8 +469,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             return None
 
     async def _try_to_measure(self, place: int, mode: RolloutMode, tasks: Sequence[int], iteration: int) -> bool:
-        """Measure a candidate on tasks for which it has no reward yet. Return whether the budget
-        was enough.
+        """Measure a candidate on tasks for which it has no reward yet. Return whether the budget was enough.
 
         place: the candidate's number.
         """
@@ -508,8 +490,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return True
 
     async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
-        """Compare the candidate that looks best with the best one so far on validation tasks, and
-        accept it if it is still ahead. Record the round's candidates.
+        """Compare the candidate that looks best with the best one so far on validation tasks, and accept it if it is
+        still ahead. Record the round's candidates.
 
         drawn: the candidates that ran in this round.
         """
@@ -533,8 +515,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         await self.accept(self._search.candidates[place])
 
     async def _record(self, round_: int, places: Sequence[int]) -> None:
-        """Write the records of a round's candidates to the store, each with its expected reward and
-        its number of tasks so far.
+        """Write the records of a round's candidates to the store, each with its expected reward and its number of tasks
+        so far.
 
         places: the numbers of the candidates.
         """
@@ -554,8 +536,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         await self.record(round_, records)
 
     def _expected_reward(self) -> float | None:
-        """Return the expected reward of the best prompts on new tasks, given all rewards; None if
-        they have no reward, or if all rewards are equal and the range of rewards is unknown.
+        """Return the expected reward of the best prompts on new tasks, given all rewards; None if they have no reward,
+        or if all rewards are equal and the range of rewards is unknown.
         """
         search = self._search
         rewards = [search.rewards(place) for place in range(len(search.candidates))]
@@ -566,7 +548,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return expected_rewards(search.parents, rewards, limits)[search.best] if limits[0] < limits[1] else None
 
     def _mean(self, place: int, tasks: Sequence[int]) -> float:
-        """Return a candidate's mean reward on validation tasks on which it was measured."""
         rewards = self._search.val[place]
         return mean_of(rewards[task] for task in tasks)
 
@@ -580,8 +561,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics or self._metrics()
 
     def _report(self, iteration: int, n_new: int) -> None:
-        """Log warnings about a round that went wrong. Raise ReflectionFailed if every reflection
-        call failed.
+        """Log warnings about a round that went wrong. Raise ReflectionFailed if every reflection call failed.
 
         n_new: the number of new prompts.
         """

@@ -1,14 +1,12 @@
-"""`EffectModel`: estimate what each edit of a prompt adds to the reward, from all rewards of a
-search together.
+"""`EffectModel`: estimate what each edit of a prompt adds to the reward, from all rewards of a search together.
 
 It is a linear Gaussian model, fitted by empirical Bayes (expectation maximisation):
 
     reward of a prompt on a task = base + effects of its edits + effect of the task + noise
 
-An edit that several prompts have is measured by the rewards of all of them. The effects of edits
-are normally distributed around a common mean, so an edit without rewards is believed to be like the
-others. The effects of tasks make comparisons paired: hard tasks do not count against the prompt
-that ran them.
+An edit that several prompts have is measured by the rewards of all of them. The effects of edits are normally
+distributed around a common mean, so an edit without rewards is believed to be like the others. The effects of tasks
+make comparisons paired: hard tasks do not count against the prompt that ran them.
 
 Pure functions of numbers, which know no prompts, no language models and no optimiser.
 """
@@ -31,22 +29,22 @@ _ROUNDS = 20
 _DRAW_SWEEPS = 10
 """The number of sweeps over all edits for a draw, which starts at the posterior mean."""
 _PRIOR_COUNT = 2.0
-"""The number of observations for which the first guess of a variance, or of the mean effect, counts
-when it is averaged with the data."""
+"""The number of observations for which the first guess of a variance, or of the mean effect, counts when it is averaged
+with the data."""
 _BOLDNESS = 0.5
-"""The deviation of a draw from the posterior mean, for edits with rewards, as a fraction of what
-the posterior distribution says. Among many edits, some useless one always has a lucky full draw."""
+"""The deviation of a draw from the posterior mean, for edits with rewards, as a fraction of what the posterior
+distribution says. Among many edits, some useless one always has a lucky full draw."""
 _OPTIMISM = 0.5
-"""The first guess of the mean effect, in standard deviations of the effects. It is positive, so
-that new edits are tried."""
+"""The first guess of the mean effect, in standard deviations of the effects. It is positive, so that new edits are
+tried."""
 _PRIOR_SHARE = 0.25
-"""The first guess of the variance of the edits' effects, and of the tasks', as a fraction of the
-variance of all rewards."""
+"""The first guess of the variance of the edits' effects, and of the tasks', as a fraction of the variance of all
+rewards."""
 _LARGEST = 1e100
 """Rewards of this size are divided by the largest one, because their squares are no floats."""
 _LEAST_VARIANCE = 1e-6
-"""Takes the place of smaller variances, by which the model would divide: of equal rewards, and of
-prompts without edits."""
+"""Takes the place of smaller variances, by which the model would divide: of equal rewards, and of prompts without
+edits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +123,9 @@ class EffectModel:
         """The posterior mean of the effects."""
 
     def draw(self, chance: random.Random) -> Effects:
-        """Return one draw: the posterior mean after normal noise was added to the rewards and to
-        the prior mean of each edit. It is a draw from the posterior distribution for edits without
-        rewards, and closer to the mean for the others.
+        """Return one draw: the posterior mean after normal noise was added to the rewards and to the prior mean of each
+        edit. It is a draw from the posterior distribution for edits without rewards, and closer to the mean for the
+        others.
         """
         noise, spread = _BOLDNESS * math.sqrt(self._noise), math.sqrt(self._spread)
         sums = [
@@ -138,12 +136,11 @@ class EffectModel:
         return self._in_rewards(self._solve(self._expected, sums, prior, sweeps=_DRAW_SWEEPS))
 
     def _in_rewards(self, effects: Effects) -> Effects:
-        """Return effects in the unit of the rewards, of effects in the unit of the model."""
         return Effects(effects.base * self._unit, [edit * self._unit for edit in effects.edits])
 
     def _solve(self, start: Effects, sums: Sequence[float], prior: Sequence[float], *, sweeps: int) -> Effects:
-        """Return the effects after `sweeps` passes, each of which sets every effect to its best
-        value, given the others.
+        """Return the effects after `sweeps` passes, each of which sets every effect to its best value, given the
+        others.
 
         start: the effects before the first pass.
         sums: for each prompt with rewards, the sum of its rewards less the effects of their tasks.
@@ -168,10 +165,8 @@ class EffectModel:
         return Effects(base, effects)
 
     def _values(self, effects: Effects) -> list[float]:
-        """Return the mean reward of each prompt that has rewards, according to these effects."""
         return [effects.value(edits) for edits in self._edits]
 
 
 def _shrunk(guess: float, values: Sequence[float]) -> float:
-    """Return the mean of the values and of `_PRIOR_COUNT` more that equal the guess."""
     return (_PRIOR_COUNT * guess + sum(values)) / (_PRIOR_COUNT + len(values))

@@ -1,9 +1,8 @@
-"""`join_edits`: add to a prompt the edits of other prompts that are worth their length, and remove
-its own edits that are not.
+"""`join_edits`: add to a prompt the edits of other prompts that are worth their length, and remove its own edits that
+are not.
 
-A long prompt costs tokens with each call, and a few rewards cannot tell a useless sentence from a
-useful one. So each edit has a price for the text that it adds. Pure functions of candidates and
-texts, which know no models and no store.
+A long prompt costs tokens with each call, and a few rewards cannot tell a useless sentence from a useful one. So each
+edit has a price for the text that it adds. Pure functions of candidates and texts, which know no models and no store.
 """
 
 from __future__ import annotations
@@ -30,16 +29,15 @@ class Joined:
     """Prompts that have the edits of several candidates."""
 
     parent: int
-    """The number of the candidate to which edits were added, or from which some were removed. It
-    has rewards, or is the parent of one that has none."""
+    """The number of the candidate to which edits were added, or from which some were removed. It has rewards, or is the
+    parent of one that has none."""
     edits: tuple[int, ...]
     """The numbers of the edits that the prompts have."""
     prompts: Mapping[str, PromptTemplate]
     """The prompts, by the names of their resources."""
 
     def candidate(self, search: Search, branch: Branch, version: tuple[str, int]) -> Candidate:
-        """Return the prompts as a candidate. Its reason joins those of the edits that were added or
-        removed.
+        """Return the prompts as a candidate. Its reason joins those of the edits that were added or removed.
 
         branch: the position of the candidate in the search.
         version: the id and version of the parent's resources.
@@ -61,8 +59,8 @@ class Joined:
 
 
 def edit_prices(search: Search, deviation: float) -> dict[int, float]:
-    """Return the price of each edit, by its number: by how much it must raise the reward to be
-    worth its length. The price of an edit that makes a prompt shorter is negative.
+    """Return the price of each edit, by its number: by how much it must raise the reward to be worth its length. The
+    price of an edit that makes a prompt shorter is negative.
 
     deviation: the standard deviation of all rewards.
     """
@@ -77,11 +75,10 @@ def edit_prices(search: Search, deviation: float) -> dict[int, float]:
 def join_edits(
     search: Search, place: int, effects: Effects, prices: Mapping[int, float], *, max_characters: int
 ) -> Joined:
-    """Return the prompts of the candidate `place` without the edits whose effect is below their
-    price, and with at most two other edits, those whose effect is the most above it.
+    """Return the prompts of the candidate `place` without the edits whose effect is below their price, and with at most
+    two other edits, those whose effect is the most above it.
 
-    An edit is neither added nor removed if that does not fit the text, or makes a prompt that
-    cannot be used.
+    An edit is neither added nor removed if that does not fit the text, or makes a prompt that cannot be used.
 
     max_characters: the largest number of characters of a prompt.
     """

@@ -31,8 +31,8 @@ class Costs:
 
     @property
     def reserve(self) -> int:
-        """The rollouts that are reserved for the end: to measure the best candidate on the whole
-        validation set, and two candidates on the test set.
+        """The rollouts that are reserved for the end: to measure the best candidate on the whole validation set, and
+        two candidates on the test set.
         """
         return self.val - self.sample + 2 * self.test
 
@@ -49,8 +49,7 @@ class Costs:
             )
 
     def affordable(self, wanted: int, left: int, search: Search) -> int:
-        """Return how many candidates a round can run, at most `wanted`, if it takes as many
-        rollouts as it can.
+        """Return how many candidates a round can run, at most `wanted`, if it takes as many rollouts as it can.
 
         left: the rollouts that the budget has left.
         """

@@ -22,8 +22,8 @@ class RequestTemplate:
     def __init__(self, path: str | Path, fields: Sequence[str]) -> None:
         """Read the request from `path`.
 
-        fields: the names of possible fields, without `$`. The text must have all of them except
-            `placeholders` and `max_characters`.
+        fields: the names of possible fields, without `$`. The text must have all of them except `placeholders` and
+            `max_characters`.
         Raise ConfigError if the file cannot be read, lacks a field, or has an unknown one.
         """
         try:
@@ -46,5 +46,8 @@ class RequestTemplate:
 
 
 def shipped_requests(kind: str) -> list[Path]:
-    """Return the files of Leyden's own requests, sorted. kind: "critique" or "edit"."""
+    """Return the files of Leyden's own requests, sorted.
+
+    kind: "critique" or "edit".
+    """
     return sorted((Path(__file__).parent / "prompts").glob(f"{kind}_*.txt"))

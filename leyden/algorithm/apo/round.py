@@ -31,8 +31,8 @@ class Round:
     """The new best prompts against those before; None if the best ones have not changed."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts, the means of the agent's own numbers, and the improvement if there are
-        new best prompts.
+        """Return the counts, the means of the agent's own numbers, and the improvement if there are new best
+        prompts.
         """
         improvement = {} if self.comparison is None else {"improvement": self.comparison.difference.mean}
         return {**improvement, "rollouts": self.scores, "failed": self.failed, **means_of(self.own)}
@@ -53,8 +53,8 @@ def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> li
 
 
 def ignored_warning(search: Search, names: Sequence[str]) -> str | None:
-    """Return a warning that the agent may ignore the prompts, if all candidates have equal rewards
-    on every task; else None.
+    """Return a warning that the agent may ignore the prompts, if all candidates have equal rewards on every task; else
+    None.
 
     names: the names of the prompts to improve.
     """

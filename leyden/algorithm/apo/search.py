@@ -1,5 +1,5 @@
-"""`Search`: the state of an APO search, which checkpoints store: all candidates of a run, their
-edits and rewards, and the beam.
+"""`Search`: the state of an APO search, which checkpoints store: all candidates of a run, their edits and rewards, and
+the beam.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from leyden.algorithm.prompts.candidate import Candidate
 
 @dataclass(slots=True)
 class Search:
-    """The state of an APO search: its candidates, their rewards and the beam. A candidate's number
-    is its index in `candidates`; 0 is the user's prompt. An edit has the number of the candidate
-    for which a model wrote it.
+    """The state of an APO search: its candidates, their rewards and the beam. A candidate's number is its index in
+    `candidates`; 0 is the user's prompt. An edit has the number of the candidate for which a model wrote it.
     """
 
     candidates: list[Candidate]
@@ -36,8 +35,8 @@ class Search:
     best: int | None = None
     """The number of the best candidate so far; None before one was measured on validation tasks."""
     _fitted: tuple[int, int, EffectModel] | None = field(default=None, compare=False, repr=False)
-    """The last fitted model, after the numbers of candidates and of rewards to which it was fitted.
-    Neither number ever falls, so equal numbers mean equal data."""
+    """The last fitted model, after the numbers of candidates and of rewards to which it was fitted. Neither number ever
+    falls, so equal numbers mean equal data."""
 
     @property
     def known(self) -> set[str]:
@@ -51,15 +50,11 @@ class Search:
 
     @property
     def written(self) -> list[int]:
-        """The numbers of the edits: of the candidates that a model wrote, other than joined
-        ones.
-        """
+        """The numbers of the edits: of the candidates that a model wrote, other than joined ones."""
         return [place for place, edits in enumerate(self.edits) if place in edits]
 
     def change(self, edit: int) -> tuple[str, str, str]:
-        """Return the name of the prompt that an edit changes, and the prompt's text before and
-        after the edit.
-        """
+        """Return the name of the prompt that an edit changes, and the prompt's text before and after the edit."""
         after, before = self.candidates[edit], self.candidates[self.parents[edit] or 0]
         name = after.edited or ""
         return name, before.prompts[name].template, after.prompts[name].template
@@ -87,8 +82,8 @@ class Search:
         return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
 
     def effects(self) -> EffectModel:
-        """Return the model of what each edit adds to the reward, fitted to all rewards so far. It
-        is only fitted again after there are new candidates or rewards.
+        """Return the model of what each edit adds to the reward, fitted to all rewards so far. It is only fitted again
+        after there are new candidates or rewards.
         """
         size, n_rewards = len(self.candidates), sum(map(len, (*self.train, *self.val)))
         if self._fitted is None or self._fitted[:2] != (size, n_rewards):
@@ -101,8 +96,8 @@ class Search:
         return [expected.value(edits) for edits in self.edits]
 
     def bounded_values(self) -> list[float]:
-        """Return the values of the candidates within the range of all rewards so far, which the
-        linear model does not know.
+        """Return the values of the candidates within the range of all rewards so far, which the linear model does not
+        know.
         """
         seen = [reward for place in self.measured for reward in self.rewards(place).values()]
         return [min(max(value, min(seen)), max(seen)) for value in self.values()]
@@ -113,12 +108,10 @@ class Search:
         return sorted(places, key=lambda place: -values[place])
 
     def worst_tasks(self, place: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
-        """Return the `count` training tasks of which a critic reads a candidate's runs: of those
-        below the highest reward, the ones that the fewest critics have read, the lowest rewards
-        first; equal ones in random order.
+        """Return the `count` training tasks of which a critic reads a candidate's runs: of those below the highest
+        reward, the ones that the fewest critics have read, the lowest rewards first; equal ones in random order.
 
-        If it has the highest reward on every task, return none, because a critic would have to
-        guess.
+        If it has the highest reward on every task, return none, because a critic would have to guess.
         highest: the highest possible reward; None: the highest one so far, if rewards differ.
         """
         rewards, known = self.train[place], {reward for each in (*self.train, *self.val) for reward in each.values()}
@@ -131,8 +124,8 @@ class Search:
         return sorted(shuffled, key=lambda task: (rewards[task] >= top, read.get(task, 0), rewards[task]))[:count]
 
     def successes(self) -> dict[str, tuple[int, int]]:
-        """Return for each prompt, by its name, how many of its edits ran, and how many of those are
-        expected to raise the reward.
+        """Return for each prompt, by its name, how many of its edits ran, and how many of those are expected to raise
+        the reward.
         """
         counts: dict[str, tuple[int, int]] = {}
         if self.measured:

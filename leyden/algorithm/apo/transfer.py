@@ -1,8 +1,8 @@
-"""`transfer_edit`: repeat an edit of one text in another text, sentence by sentence, as version
-control does when it picks a commit.
+"""`transfer_edit`: repeat an edit of one text in another text, sentence by sentence, as version control does when it
+picks a commit.
 
-With `before` and `after` exchanged, it undoes the edit. A pure function of texts, which knows no
-prompts, no models and no optimiser.
+With `before` and `after` exchanged, it undoes the edit. A pure function of texts, which knows no prompts, no models and
+no optimiser.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _SENTENCE = re.compile(r".+?(?:(?<=[.!?])\s+|\n+|\Z)", re.DOTALL)
 """Matches a sentence or a line, with the white space after it."""
 
 Change = tuple[int, int, list[str]]
-"""The index of the first sentence that is replaced, the index after that of the last, and the
-sentences that take their place."""
+"""The index of the first sentence that is replaced, the index after that of the last, and the sentences that take their
+place."""
 
 
 def transfer_edit(before: str, after: str, target: str) -> str | None:
     """Return `target` with the change that was made from `before` to `after`.
 
-    target: another text that was made from `before`. Sentences that it already has in addition to
-        `before` are not added again.
-    Return None if `after` and `target` changed the same sentences of `before` in different ways,
-    because either could be meant.
+    target: another text that was made from `before`. Sentences that it already has in addition to `before` are not
+        added again.
+    Return None if `after` and `target` changed the same sentences of `before` in different ways, because either could
+    be meant.
     """
     base, own = _SENTENCE.findall(before), _SENTENCE.findall(target)
     kept = _changes(base, own)
@@ -46,16 +46,12 @@ def transfer_edit(before: str, after: str, target: str) -> str | None:
 
 
 def _changes(before: Sequence[str], after: Sequence[str]) -> list[Change]:
-    """Return the changes between two lists of sentences, ignoring the white space around each."""
     texts = [[sentence.strip() for sentence in sentences] for sentences in (before, after)]
     codes = SequenceMatcher(None, *texts, autojunk=False).get_opcodes()
     return [(i1, i2, [*after[j1:j2]]) for tag, i1, i2, j1, j2 in codes if tag != "equal"]
 
 
 def _overlap(one: Change, other: Change) -> bool:
-    """Return whether two changes replace some of the same sentences. Two additions at one place do
-    not overlap.
-    """
     (first, end, _), (other_first, other_end, _) = one, other
     if first == end or other_first == other_end:  # an addition overlaps a change on both sides of it
         return first < other_first < end or other_first < first < other_end

@@ -19,11 +19,10 @@ from leyden.algorithm.prompts.texts import braced, placeholders_of, rollouts_as_
 
 
 class PromptWriter:
-    """Writes new prompts in two calls: a model criticises a prompt's rollouts, and a model edits
-    the prompt.
+    """Writes new prompts in two calls: a model criticises a prompt's rollouts, and a model edits the prompt.
 
-    Each call uses one of several requests. The seed, the new prompt's position in the search and
-    its parent decide which, so that a resumed round asks the same.
+    Each call uses one of several requests. The seed, the new prompt's position in the search and its parent decide
+    which, so that a resumed round asks the same.
 
     gradient_model, apply_edit_model: the models that criticise and rewrite; None: the only one.
     critique_files, edit_files: files with requests; None: Leyden's own.
@@ -80,8 +79,7 @@ class PromptWriter:
         version: tuple[str, int],
         known: Collection[str],
     ) -> Candidate | None:
-        """Return a candidate with a new text of one prompt; None if the model wrote none that can
-        be used.
+        """Return a candidate with a new text of one prompt; None if the model wrote none that can be used.
 
         place: the position of the new candidate; None: the answer is not kept for a resumed run.
         version: the id and version of the parent's resources.
@@ -110,7 +108,6 @@ class PromptWriter:
         )
 
     def _chosen(self, requests: Sequence[RequestTemplate], parent: Candidate, place: Branch | None) -> RequestTemplate:
-        """Return one of the requests, the same for the same seed, place and parent."""
         return random.Random(f"{self._seed}/{place}/{parent.key}").choice(requests)
 
 

@@ -1,8 +1,7 @@
-"""The functions that the package `gepa` calls in its thread: evaluation, reflection, selection and
-callbacks.
+"""The functions that the package `gepa` calls in its thread: evaluation, reflection, selection and callbacks.
 
-Each method runs a method of `Evolution` in the algorithm's loop and waits for it. Only this module
-imports `gepa`. The package has no types, so only this module needs `Any` for them.
+Each method runs a method of `Evolution` in the algorithm's loop and waits for it. Only this module imports `gepa`. The
+package has no types, so only this module needs `Any` for them.
 """
 
 from __future__ import annotations
@@ -59,9 +58,7 @@ class Proposal:
 
 
 class Evolution(Protocol):
-    """The methods of `GEPA` that `gepa` calls through this module. The coroutines run in the
-    algorithm's loop.
-    """
+    """The methods of `GEPA` that `gepa` calls through this module. The coroutines run in the algorithm's loop."""
 
     failed_reward: float
     """The reward of a rollout that failed."""
@@ -150,9 +147,7 @@ class _GepaAdapter:
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Texts, list[Item]]]) -> list[Any]:
-        """Return an evaluation batch of `gepa` for each item (texts, tasks). All items run at the
-        same time.
-        """
+        """Return an evaluation batch of `gepa` for each item (texts, tasks). All items run at the same time."""
         found = self._bridge.call(self._evolution.evaluate(items))
         return [
             self._new_batch(
@@ -191,9 +186,9 @@ class _Reflection:
         return self.reflect_many([(candidate, dataset, components)])[0]
 
     def reflect_many(self, jobs: list[tuple[Texts, Mapping[str, Any], list[str]]]) -> list[tuple[Any, _Reflection]]:
-        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite). All
-        reflections run at the same time. `gepa` wants each proposal with the reflection strategy
-        of the next step, which is always this object.
+        """Return a proposal for each job (texts, examples by prompt, prompts to rewrite). All reflections run at the
+        same time. `gepa` wants each proposal with the reflection strategy of the next step, which is always this
+        object.
         """
         asked = [
             (place, ReflectionTask(candidate, name, self._request(candidate[name], dataset[name])))
@@ -221,9 +216,7 @@ class _Reflection:
 
 
 class _BySuccess:
-    """A module selector for `gepa`, which chooses the prompt to rewrite by the success of earlier
-    edits.
-    """
+    """A module selector for `gepa`, which chooses the prompt to rewrite by the success of earlier edits."""
 
     def __init__(self, evolution: Evolution) -> None:
         self._evolution = evolution
@@ -233,7 +226,6 @@ class _BySuccess:
 
 
 def _leader_selector(evolution: Evolution) -> Any:
-    """Return a candidate selector for `gepa` that always picks the leader."""
     base = import_optional("gepa.proposer.reflective_mutation.base", extra="gepa", needed_by="GEPA")
 
     class Leader(base.CandidateSelector):
@@ -244,8 +236,8 @@ def _leader_selector(evolution: Evolution) -> Any:
 
 
 def _policy() -> Any:
-    """Return a validation policy for `gepa`: a candidate is added to the pool with its rewards on
-    the next tasks in `waiting`, where `_Selection` puts them, or on all tasks if there are none.
+    """Return a validation policy for `gepa`: a candidate is added to the pool with its rewards on the next tasks in
+    `waiting`, where `_Selection` puts them, or on all tasks if there are none.
     """
     module = import_optional("gepa.strategies.eval_policy", extra="gepa", needed_by="GEPA")
 
@@ -260,16 +252,16 @@ def _policy() -> Any:
 
 
 class _Selection:
-    """The selection strategy of `gepa`: lets the proposals that did better on training tasks run
-    the validation race.
+    """The selection strategy of `gepa`: lets the proposals that did better on training tasks run the validation
+    race.
     """
 
     def __init__(self, evolution: Evolution, bridge: Bridge, policy: Any) -> None:
         self._evolution, self._bridge, self._policy = evolution, bridge, policy
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
-        """Return the proposals that are better on their minibatch and then win their race on
-        validation tasks. The package asks `_policy` next which tasks each of them was measured on.
+        """Return the proposals that are better on their minibatch and then win their race on validation tasks. The
+        package asks `_policy` next which tasks each of them was measured on.
         """
         better = [each for each in proposals if acceptance_criterion.should_accept(each, state)]
         if not better:
@@ -298,9 +290,7 @@ class _Callbacks:
 
 
 class _Stopper:
-    """A stop callback of `gepa`, which ends the search when all steps are done or the budget's time
-    is over.
-    """
+    """A stop callback of `gepa`, which ends the search when all steps are done or the budget's time is over."""
 
     def __init__(self, evolution: Evolution) -> None:
         self._evolution = evolution

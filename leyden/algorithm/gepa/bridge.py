@@ -15,15 +15,13 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """Raised in the thread to end it. It is no Exception, because the package `gepa` catches
-    Exceptions and continues.
+    """Raised in the thread to end it. It is no Exception, because the package `gepa` catches Exceptions and
+    continues.
     """
 
 
 class Bridge:
-    """Runs coroutines in a loop for one other thread, until `stop` is called or a coroutine
-    fails.
-    """
+    """Runs coroutines in a loop for one other thread, until `stop` is called or a coroutine fails."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

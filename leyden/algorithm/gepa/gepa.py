@@ -1,11 +1,9 @@
-"""`GEPA`: improve an agent's prompts by reflection and a Pareto front over tasks
-(arXiv:2507.19457).
+"""`GEPA`: improve an agent's prompts by reflection and a Pareto front over tasks (arXiv:2507.19457).
 
-The search is that of the package `gepa`, which runs in its own thread. A resource is a *component*
-in its words, and a rollout a *trajectory*. Every rollout and every answer of the reflection model
-is recorded, and all random choices follow from the seed. So a run that was killed starts again from
-its seed, uses the recorded answers until it reaches the point of the kill, and ends with the same
-prompt.
+The search is that of the package `gepa`, which runs in its own thread. A resource is a *component* in its words, and a
+rollout a *trajectory*. Every rollout and every answer of the reflection model is recorded, and all random choices
+follow from the seed. So a run that was killed starts again from its seed, uses the recorded answers until it reaches
+the point of the kill, and ends with the same prompt.
 """
 
 from __future__ import annotations
@@ -55,50 +53,46 @@ _FAILED_STEPS = 3
 class GEPA(PromptOptimiser):
     """Improves the prompt templates among the initial resources. Needs the extra `gepa`.
 
-    A step runs a candidate (the parent) on a few training tasks, lets a model read the rollouts and
-    rewrite one of its prompts, and runs the new candidate on the same tasks. If the new one did
-    better, it is measured on the validation set. The parent is the best candidate so far, or one
-    that is the best on some validation task.
+    A step runs a candidate (the parent) on a few training tasks, lets a model read the rollouts and rewrite one of its
+    prompts, and runs the new candidate on the same tasks. If the new one did better, it is measured on the validation
+    set. The parent is the best candidate so far, or one that is the best on some validation task.
 
-    async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of
-        the gateway, which records these calls with tokens and cost.
-    reflection_model: the model that rewrites. None: `gpt-5-mini` with a client, otherwise the one
-        model that the gateway serves.
+    async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of the gateway, which
+        records these calls with tokens and cost.
+    reflection_model: the model that rewrites. None: `gpt-5-mini` with a client, otherwise the one model that the
+        gateway serves.
     reflection_temperature: sampling temperature of the reflection model.
-    reflection_prompt_file: the request to the reflection model, with `<curr_param>` for the prompt
-        and `<side_info>` for the rollouts; None: the request of the package `gepa`.
+    reflection_prompt_file: the request to the reflection model, with `<curr_param>` for the prompt and `<side_info>`
+        for the rollouts; None: the request of the package `gepa`.
     max_steps: number of steps.
-    proposals_per_step: the number of new candidates of a step, which are written and measured at
-        the same time.
+    proposals_per_step: the number of new candidates of a step, which are written and measured at the same time.
     minibatch_size: the number of training tasks on which a candidate and its parent are compared.
-    candidate_selection: how the parent is chosen. "leader": the best candidate so far is always the
-        parent, and a new one is measured on a quarter, half or all of the validation set, until it
-        is ahead of the leader or below it. "pareto", "current_best", "epsilon_greedy" and
-        "top_k_pareto" are strategies of the package `gepa`; they measure candidates on the whole
-        validation set, unless the race stops them.
-    component_selection: which of several prompts of a candidate is rewritten. "round_robin" takes
-        each in turn. "success" prefers prompts whose rewriting has raised the reward, by Thompson
-        sampling. "all" rewrites each, with a call of the reflection model for each.
-    frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
-        dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task). With
-        "leader", only "instance" is possible. The race uses only the primary reward.
+    candidate_selection: how the parent is chosen. "leader": the best candidate so far is always the parent, and a new
+        one is measured on a quarter, half or all of the validation set, until it is ahead of the leader or below it.
+        "pareto", "current_best", "epsilon_greedy" and "top_k_pareto" are strategies of the package `gepa`; they measure
+        candidates on the whole validation set, unless the race stops them.
+    component_selection: which of several prompts of a candidate is rewritten. "round_robin" takes each in turn.
+        "success" prefers prompts whose rewriting has raised the reward, by Thompson sampling. "all" rewrites each, with
+        a call of the reflection model for each.
+    frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a dimension of the reward),
+        "hybrid" (both) or "cartesian" (each dimension of each task). With "leader", only "instance" is possible. The
+        race uses only the primary reward.
     use_merge: also join two candidates that improved different prompts; not with "leader".
-    race_error: the probability with which a candidate as good as the best may be stopped before it
-        is measured on the whole validation set; None: no candidate is stopped.
-    reward_range: the lowest and the highest reward of the agent. A training batch with only the
-        highest reward teaches nothing, and is skipped.
+    race_error: the probability with which a candidate as good as the best may be stopped before it is measured on the
+        whole validation set; None: no candidate is stopped.
+    reward_range: the lowest and the highest reward of the agent. A training batch with only the highest reward teaches
+        nothing, and is skipped.
     rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
     resource_name: the prompt to improve; None: all.
-    agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
-        model; None: the one that the gateway serves.
+    agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a model; None: the
+        one that the gateway serves.
     test_dataset: tasks on which the first and the best prompts are compared at the end.
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the most characters of a prompt; a longer one is refused.
-    agent_version: a text that changes whenever the agent's results may change, so that rewards of
-        equal prompts are reused; None: the version that the trainer finds.
-    failed_reward: the reward of a rollout that failed, and, with another `frontier` than
-        "instance", of one whose reward lacks a dimension that the rewards of others have, in that
-        dimension.
+    agent_version: a text that changes whenever the agent's results may change, so that rewards of equal prompts are
+        reused; None: the version that the trainer finds.
+    failed_reward: the reward of a rollout that failed, and, with another `frontier` than "instance", of one whose
+        reward lacks a dimension that the rewards of others have, in that dimension.
     seed: seed of the choice of tasks and parents, and of the order of validation tasks.
     """
 
@@ -231,13 +225,13 @@ class GEPA(PromptOptimiser):
         self._pool: list[Candidate] = []
         """Candidates that were measured and not stopped, in the order of the package `gepa`."""
         self._rewards: dict[str, dict[int, float]] = {}
-        """Rewards of the candidates in the pool on validation tasks, by the candidate's key; at the
-        end, of all that have one."""
+        """Rewards of the candidates in the pool on validation tasks, by the candidate's key; at the end, of all that
+        have one."""
         self._all_rewards: dict[str, dict[Item, float]] = {}
         """Rewards of all candidates that ran, by key; a parent comes before its children."""
         self._parents: dict[str, str] = {}
-        """The key of each rewritten candidate's parent, and of the better parent of a candidate in
-        the pool that the package has merged of two."""
+        """The key of each rewritten candidate's parent, and of the better parent of a candidate in the pool that the
+        package has merged of two."""
         self._own: list[dict[str, float]] = []
         """The agent's own numbers of each rollout since the last row of metrics."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
@@ -245,12 +239,11 @@ class GEPA(PromptOptimiser):
         self._choices = 0
         self._stages = common_stages(len(val_dataset), f"{self.seed}/stages")
         self._edits: dict[str, tuple[int, int]] = {}
-        """For each prompt's name: the number of its rewritings, and of those whose candidate
-        beat its parent."""
+        """For each prompt's name: the number of its rewritings, and of those whose candidate beat its parent."""
 
     async def _search_and_choose(self) -> None:
-        """Search, and then choose the best candidate. The search cannot spend the rollouts with
-        which the leader is measured on the rest of the validation set, because they are reserved.
+        """Search, and then choose the best candidate. The search cannot spend the rollouts with which the leader is
+        measured on the rest of the validation set, because they are reserved.
         """
         budget = self.collector.budget
         reserved = 0
@@ -270,9 +263,8 @@ class GEPA(PromptOptimiser):
     async def _choose(self, leader: Candidate) -> None:
         """Accept the candidate with the highest expected reward, and write its record to the store.
 
-        The candidate is measured on the whole validation set first, if the budget allows that. With
-        the new rewards, another candidate may have the highest expected reward, and is measured
-        next.
+        The candidate is measured on the whole validation set first, if the budget allows that. With the new rewards,
+        another candidate may have the highest expected reward, and is measured next.
         """
         candidates = {each.key: each for each in self._candidates.values()}
         for key, found in self._all_rewards.items():  # races have stopped some of them
@@ -316,9 +308,7 @@ class GEPA(PromptOptimiser):
         await self.record(number, [record])
 
     async def _search(self) -> None:
-        """Run the search of the package `gepa` in a thread, until it ends or the budget is
-        spent.
-        """
+        """Run the search of the package `gepa` in a thread, until it ends or the budget is spent."""
         bridge = Bridge(asyncio.get_running_loop())
         thread = asyncio.ensure_future(asyncio.to_thread(self._run_package, bridge))
         try:
@@ -332,8 +322,8 @@ class GEPA(PromptOptimiser):
             raise bridge.error
 
     def _run_package(self, bridge: Bridge) -> None:
-        """Run the search of the package `gepa` in the calling thread, until it ends or is stopped.
-        It calls the algorithm's event loop through `bridge`.
+        """Run the search of the package `gepa` in the calling thread, until it ends or is stopped. It calls the
+        algorithm's event loop through `bridge`.
         """
         try:
             adapter.optimise(
@@ -388,8 +378,8 @@ class GEPA(PromptOptimiser):
         return found
 
     async def race(self, proposals: Sequence[Proposal]) -> list[Sequence[int] | None]:
-        """Let the proposals run their validation races at the same time. Return for each the tasks
-        on which it was measured, with which it enters the pool; None if it was stopped.
+        """Let the proposals run their validation races at the same time. Return for each the tasks on which it was
+        measured, with which it enters the pool; None if it was stopped.
         """
         return await gather_all([self._validated(proposal) for proposal in proposals])
 
@@ -398,8 +388,8 @@ class GEPA(PromptOptimiser):
         return self._texts(self._best or self._first)
 
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None:
-        """Add a candidate that was measured on validation tasks to the pool. Accept it if it is the
-        best one, and write its record to the store.
+        """Add a candidate that was measured on validation tasks to the pool. Accept it if it is the best one, and write
+        its record to the store.
 
         rewards: its rewards by validation task.
         parents: the places of its parents in the pool; two if the package has merged it.
@@ -422,7 +412,10 @@ class GEPA(PromptOptimiser):
         await self._record(len(self._pool) - 1, candidate, comparison, accepted=is_best)
 
     async def end_step(self, step: int) -> None:
-        """Report the metrics of a step. step: its number, from 1."""
+        """Report the metrics of a step.
+
+        step: its number, from 1.
+        """
         self._step = step
         best = self._best
         reward = {} if best is None else {"reward": _mean(self._rewards[best.key])}
@@ -438,8 +431,8 @@ class GEPA(PromptOptimiser):
     # ---- one candidate ---------------------------------------------------------------------------
 
     async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
-        """Return the candidate's scores on tasks, in order, and remember its rewards. If a reward
-        is out of range, stop testing in races, because the test relies on the range.
+        """Return the candidate's scores on tasks, in order, and remember its rewards. If a reward is out of range, stop
+        testing in races, because the test relies on the range.
 
         items: tasks of one data set.
         """
@@ -459,11 +452,10 @@ class GEPA(PromptOptimiser):
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
-        """Return a new text of a prompt by the reflection model; None if no answer can be used.
-        Register the new candidate as a child of the job's candidate.
+        """Return a new text of a prompt by the reflection model; None if no answer can be used. Register the new
+        candidate as a child of the job's candidate.
 
-        place: the index of the job within the step, a part of the key under which the journal keeps
-            the answer.
+        place: the index of the job within the step, a part of the key under which the journal keeps the answer.
         """
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
         question = f"{job.request.text}\n\n{self._rules(prompt)}"
@@ -492,11 +484,11 @@ class GEPA(PromptOptimiser):
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
-        """Measure a proposal on validation tasks, stage by stage, against the best candidate.
-        Return the tasks on which it was measured; None if it has lost its race.
+        """Measure a proposal on validation tasks, stage by stage, against the best candidate. Return the tasks on which
+        it was measured; None if it has lost its race.
 
-        Without a race, measure nothing and return all tasks, on which the package `gepa` then
-        measures it. The proposal counts as a successful edit in any case.
+        Without a race, measure nothing and return all tasks, on which the package `gepa` then measures it. The proposal
+        counts as a successful edit in any case.
         """
         candidate = self._candidate(proposal.texts)
         before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
@@ -533,9 +525,6 @@ class GEPA(PromptOptimiser):
         return list(race.rewards)
 
     async def _complete(self, candidate: Candidate, tasks: Sequence[int]) -> list[Score]:
-        """Measure a candidate on those of the validation tasks for which it has no reward yet.
-        Return the new scores.
-        """
         rewards = self._rewards.setdefault(candidate.key, {})
         missing = [task for task in tasks if task not in rewards]
         scores = await self._scores(candidate, [Item("val", task) for task in missing]) if missing else []
@@ -543,9 +532,8 @@ class GEPA(PromptOptimiser):
         return scores
 
     def _expected_rewards(self) -> dict[str, float]:
-        """Return the expected reward of each candidate that ran, by key, given the rewards of all
-        candidates. The order of the sums, and so the result, does not depend on the order in which
-        rollouts have ended.
+        """Return the expected reward of each candidate that ran, by key, given the rewards of all candidates. The order
+        of the sums, and so the result, does not depend on the order in which rollouts have ended.
         """
         candidates = [each for each in self._candidates.values() if each.key in self._all_rewards]
         candidates.sort(key=lambda each: (each.round, each.branch, each.key))
@@ -574,16 +562,14 @@ class GEPA(PromptOptimiser):
     # ---- candidates and texts --------------------------------------------------------------------
 
     def _texts(self, candidate: Candidate) -> dict[str, str]:
-        """Return the texts of the prompts to improve, which are a candidate for `gepa`."""
         return {name: candidate.prompts[name].template for name in self._names}
 
     def _key(self, texts: Texts) -> str:
-        """Return a key that equal texts have in common."""
         return "\x1f".join(texts[name] for name in self._names)
 
     def _candidate(self, texts: Texts) -> Candidate:
-        """Return the candidate with these texts. Make it if it is new, because the package has
-        merged two candidates.
+        """Return the candidate with these texts. Make it if it is new, because the package has merged two
+        candidates.
         """
         found = self._candidates.get(self._key(texts))
         if found is None:
@@ -597,8 +583,7 @@ class GEPA(PromptOptimiser):
 
 
 def _is_better(rewards: Mapping[str, Rewards], candidate: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate has a higher mean reward than another on the tasks on which both
-    were measured.
+    """Return whether a candidate has a higher mean reward than another on the tasks on which both were measured.
 
     rewards: by the candidate's key, then by task.
     """
@@ -616,9 +601,7 @@ def _mean(rewards: Mapping[int, float]) -> float:
 
 
 def _request_template(path: Path) -> str:
-    """Return the reflection request in a file. Raise ConfigError if the file cannot be read, or
-    lacks a field.
-    """
+    """Return the reflection request in a file. Raise ConfigError if the file cannot be read, or lacks a field."""
     try:
         text = path.read_text("utf-8")
     except (OSError, ValueError) as error:

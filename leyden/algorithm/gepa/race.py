@@ -1,12 +1,11 @@
 """The validation race: a candidate is measured on the validation set in stages.
 
-It is stopped after a stage if a sequential test refutes that its mean over the whole validation set
-reaches that of the best candidate. The test is wrong with a probability of at most `error`.
+It is stopped after a stage if a sequential test refutes that its mean over the whole validation set reaches that of the
+best candidate. The test is wrong with a probability of at most `error`.
 
-If candidates compete for a Pareto front, each runs the tasks in another random order, and a
-candidate that is above the front on a task continues. So a specialist, which is better on some
-tasks only, is not stopped. If candidates compete with a leader, all run the tasks in one order, and
-a candidate that is ahead of the leader is not measured further.
+If candidates compete for a Pareto front, each runs the tasks in another random order, and a candidate that is above the
+front on a task continues. So a specialist, which is better on some tasks only, is not stopped. If candidates compete
+with a leader, all run the tasks in one order, and a candidate that is ahead of the leader is not measured further.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from leyden.algorithm.prompts.comparison import Rewards
 from leyden.statistics import ShortfallEvidence, observe_shortfall
 
 FIRST_STAGE = 6
-"""The number of tasks of the first stage. Fewer tasks cannot refute anything at an error of
-0.05."""
+"""The number of tasks of the first stage. Fewer tasks cannot refute anything at an error of 0.05."""
 _AHEAD = 0.5
-"""A candidate is ahead of the leader if it is better by this many standard errors. Then it is the
-better one with a probability of about 70 %. A wrong choice costs little, because the next
-candidates challenge the new leader on the same tasks."""
+"""A candidate is ahead of the leader if it is better by this many standard errors. Then it is the better one with a
+probability of about 70 %. A wrong choice costs little, because the next candidates challenge the new leader on the same
+tasks."""
 
 
 @dataclass(slots=True)
@@ -57,9 +55,7 @@ class Race:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the candidate is better than the best one on the tasks so far, by half a standard
-        error.
-        """
+        """Whether the candidate is better than the best one on the tasks so far, by half a standard error."""
         # The largest difference counts once more in the variance, which few equal differences would
         # make too small.
         differences = [reward - self.best[task] for task, reward in self.rewards.items()]
@@ -80,8 +76,7 @@ class Race:
 
 
 def stages(n_tasks: int, seed: str) -> Iterator[list[int]]:
-    """Yield the validation tasks in random order, in stages each of which is twice as long as the
-    one before.
+    """Yield the validation tasks in random order, in stages each of which is twice as long as the one before.
 
     seed: decides the order.
     """
@@ -93,8 +88,7 @@ def stages(n_tasks: int, seed: str) -> Iterator[list[int]]:
 
 
 def common_stages(n_tasks: int, seed: str) -> list[list[int]]:
-    """Return the validation tasks in random order, in stages that end at a quarter, at a half and
-    at all of them.
+    """Return the validation tasks in random order, in stages that end at a quarter, at a half and at all of them.
 
     seed: decides the order.
     """

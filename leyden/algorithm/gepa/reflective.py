@@ -21,8 +21,8 @@ from leyden.types import PromptTemplate, Span, find_reward_spans, get_rewards_fr
 
 
 def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
-    """Return a rollout as an example of one prompt, with the keys of the package `gepa`: "Inputs",
-    "Generated Outputs" and "Feedback".
+    """Return a rollout as an example of one prompt, with the keys of the package `gepa`: "Inputs", "Generated Outputs"
+    and "Feedback".
 
     It contains the calls that used the prompt, or all calls if none of them did.
     """
@@ -56,10 +56,9 @@ def objective_rewards(score: Score) -> dict[str, float]:
 def objective_scores(scores: Sequence[Score], known: dict[str, None], failed_reward: float) -> list[dict[str, float]]:
     """Return the rewards of each rollout by dimension, for the package `gepa`.
 
-    A rollout gets `failed_reward` in each known dimension that its reward lacks, whether it failed
-    or succeeded, because the package takes a mean over the rollouts that have the dimension. If
-    none is known, the score is a dimension by itself, for all rollouts from then on, because the
-    package needs at least one.
+    A rollout gets `failed_reward` in each known dimension that its reward lacks, whether it failed or succeeded,
+    because the package takes a mean over the rollouts that have the dimension. If none is known, the score is a
+    dimension by itself, for all rollouts from then on, because the package needs at least one.
 
     known: the dimensions of all rollouts so far, to which those of `scores` are added.
     """
@@ -75,8 +74,8 @@ def objective_scores(scores: Sequence[Score], known: dict[str, None], failed_rew
 
 
 def _conversation(calls: Sequence[ModelCallView], prompt: PromptTemplate) -> dict[str, str]:
-    """Return the text of the last call's messages under the key "messages", without system messages
-    and the prompt itself. Return an empty dict if nothing is left.
+    """Return the text of the last call's messages under the key "messages", without system messages and the prompt
+    itself. Return an empty dict if nothing is left.
     """
     messages = calls[-1].input_messages if calls else []
     texts = [_text(message) for message in messages if message.get("role") not in ("system", "developer")]

@@ -1,8 +1,8 @@
 """Request the forks of a group's rollouts, and add the forks' returns to the rollouts.
 
 An estimator that values the states between calls chooses the calls at which a rollout is forked
-(`Advantages.fork_places`). Forks are not trained on: only their rewards are used, as estimates of a
-state's value. The module knows rollouts and their forks, no engine, and no estimator by name.
+(`Advantages.fork_places`). Forks are not trained on: only their rewards are used, as estimates of a state's value. The
+module knows rollouts and their forks, no engine, and no estimator by name.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class ForkCounts:
 def requests_of_forks(
     group: Group, results: Iterable[CollectedRollout], advantages: Advantages, *, resources_id: str
 ) -> list[EnqueueRolloutRequest]:
-    """Return the requests of a group's forks. A group without signal has none, because it is not
-    trained on.
-    """
+    """Return the requests of a group's forks. A group without signal has none, because it is not trained on."""
     if not has_signal(group, advantages):
         return []
     rollouts = {rollout.rollout_id: rollout for rollout in group.rollouts}

@@ -1,9 +1,9 @@
 """`GroupStream`: numbered groups of rollouts, enqueued ahead of their use and taken as they finish.
 
-It knows a collector and the requests of each group. It does not know whether a group has signal, or
-when one is too old. Groups that are enqueued together are collected together (a *wave*). The number
-of a group determines its requests, so a resumed run requests the same rollouts and finds the
-finished ones. Likewise, a group's results determine the requests of its forks.
+It knows a collector and the requests of each group. It does not know whether a group has signal, or when one is too
+old. Groups that are enqueued together are collected together (a *wave*). The number of a group determines its requests,
+so a resumed run requests the same rollouts and finds the finished ones. Likewise, a group's results determine the
+requests of its forks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class CollectedGroup:
     results: list[CollectedRollout | None]
     """The result of each rollout, by its place in the group; None while the rollout runs."""
     forks: list[CollectedRollout | None] | None = None
-    """The result of each fork; None until all rollouts have finished, because their results
-    determine the forks."""
+    """The result of each fork; None until all rollouts have finished, because their results determine the forks."""
 
     @property
     def finished(self) -> bool:
@@ -58,8 +57,8 @@ class GroupStream:
     requests_of: Callable[[int], Sequence[EnqueueRolloutRequest]]
     """Returns the requests of the group with a number; each request has an id."""
     collect: Callable[[Sequence[EnqueueRolloutRequest], int], AsyncGenerator[CollectedRollout]]
-    """Runs requests and yields their results as they finish. The integer is the step until which
-    the rollouts stay pinned in the store."""
+    """Runs requests and yields their results as they finish. The integer is the step until which the rollouts stay
+    pinned in the store."""
     forks_of: Callable[[CollectedGroup], Sequence[EnqueueRolloutRequest]] = lambda group: ()
     """Returns the requests of a finished group's forks; each request has an id."""
     groups: dict[int, CollectedGroup] = field(default_factory=dict[int, CollectedGroup])
@@ -116,15 +115,14 @@ class GroupStream:
         await asyncio.gather(*waves, return_exceptions=True)
 
     def _start(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
-        """Start a task that runs a wave's rollouts together."""
         if wave:
             task = asyncio.create_task(self._run(wave, keep_until))
             self._waves.add(task)
             task.add_done_callback(self._waves.discard)
 
     async def _run(self, wave: Sequence[_GroupSlot], keep_until: int) -> None:
-        """Collect a wave's rollouts, and write each result into its group. Start a group's forks
-        after its last rollout, and wake `take` for each finished group.
+        """Collect a wave's rollouts, and write each result into its group. Start a group's forks after its last
+        rollout, and wake `take` for each finished group.
         """
         try:
             async with contextlib.aclosing(self.collect([each.request for each in wave], keep_until)) as results:
@@ -140,9 +138,6 @@ class GroupStream:
             self._changed.set()
 
     def _forks(self, group: CollectedGroup) -> list[_GroupSlot]:
-        """Prepare the forks of a group whose rollouts have finished, and return them. A group that
-        was dropped has none.
-        """
         requests = self.forks_of(group) if self.groups.get(group.number) is group else ()
         group.rollout_ids += [str(each.rollout_id) for each in requests]
         forks: list[CollectedRollout | None] = [None] * len(requests)

@@ -1,8 +1,7 @@
 """`PolicyAlgorithm`: the base class of all algorithms that train a policy.
 
-It starts the policy, routes the gateway to it, gives it to agents as a resource, runs rollouts, and
-saves the policy. A subclass defines what a step learns from: fresh rollouts (`policy_gradient.py`) or
-recorded ones (`recorded.py`).
+It starts the policy, routes the gateway to it, gives it to agents as a resource, runs rollouts, and saves the policy. A
+subclass defines what a step learns from: fresh rollouts (`policy_gradient.py`) or recorded ones (`recorded.py`).
 """
 
 from __future__ import annotations
@@ -50,31 +49,30 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.5
 _DIFFERENCE = "max_logprob_difference"
-"""The metric in which losses report how much the log-probabilities of learner and sampler
-differ."""
+"""The metric in which losses report how much the log-probabilities of learner and sampler differ."""
 
 
 class PolicyAlgorithm(IterativeAlgorithm):
     """Base class of algorithms that train a policy in steps. Override `step`.
 
-    backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an
-        import path) and its options, such as {"type": "vllm", "model": FOLDER}.
+    backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an import path) and its
+        options, such as {"type": "vllm", "model": FOLDER}.
     n_steps: steps in all.
     optim: parameters of the optimizer; None: `OptimParams()`.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     schedule: how the learning rate continues: "constant", "linear" or "cosine".
-    final_fraction: the learning rate of the last step, as a fraction of the full one; for the
-        schedules "linear" and "cosine".
+    final_fraction: the learning rate of the last step, as a fraction of the full one; for the schedules "linear" and
+        "cosine".
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
     timeout_seconds, max_attempts: limits of each rollout.
-    failed_reward: the reward of a failed rollout in the reported mean and in its group's baseline.
-        None leaves it out of both.
+    failed_reward: the reward of a failed rollout in the reported mean and in its group's baseline. None leaves it out
+        of both.
     success_reward: a rollout with at least this reward counts as a success.
-    val_every_n_steps: run the validation set each time this many steps are done; None, or more than
-        `n_steps`: once, after the last step.
+    val_every_n_steps: run the validation set each time this many steps are done; None, or more than `n_steps`: once,
+        after the last step.
     resource_name: the name under which agents find the policy.
-    agent_match: a regular expression. Only calls of agents whose name contains a match are trained
-        on. Other agents' messages are context, and need no tokens. None: all calls.
+    agent_match: a regular expression. Only calls of agents whose name contains a match are trained on. Other agents'
+        messages are context, and need no tokens. None: all calls.
     seed: seed of all random choices.
     """
 
@@ -181,8 +179,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return arguments_of(self.backend).get("model", self.backend.model_name)
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, route the gateway to it, and publish it as a resource. Raise
-        ConfigError without a gateway.
+        """Start the policy, route the gateway to it, and publish it as a resource. Raise ConfigError without a
+        gateway.
         """
         if (self.val_every_n_iters or self.validate_first) and (val_dataset is None or not len(val_dataset)):
             asked = (
@@ -202,8 +200,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await other.start()
 
     async def teardown(self) -> None:
-        """Stop the policy and the other backends. If the policy's process also runs the gateway,
-        the policy continues until the gateway stops, after the last runner.
+        """Stop the policy and the other backends. If the policy's process also runs the gateway, the policy continues
+        until the gateway stops, after the last runner.
         """
         proxy = self.get_llm_proxy()
         async with contextlib.AsyncExitStack() as stack:  # an error of one does not keep the others running
@@ -231,9 +229,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         proxy.run_by(self.backend.stop)
 
     async def validate(self, iteration: int) -> Metrics:
-        """Run the validation set once with the current policy, and return metrics of its
-        rollouts.
-        """
+        """Run the validation set once with the current policy, and return metrics of its rollouts."""
         if self._val is None:
             return {}
         started = time.perf_counter()
@@ -247,8 +243,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
         """Save the policy's weights, optimizer and random state.
 
-        If the backend can copy them, training continues while they are written, and the returned
-        function waits until they are. Otherwise return None.
+        If the backend can copy them, training continues while they are written, and the returned function waits until
+        they are. Otherwise return None.
         """
         if await self.backend.snapshot_state(path):
             return partial(self.backend.state_written, path)
@@ -261,8 +257,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
             self._note_version(proxy)
 
     async def finish(self) -> None:
-        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that
-        any library loads, and the adapters of a policy that has some to `adapter/`.
+        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library loads,
+        and the adapters of a policy that has some to `adapter/`.
         """
         if (directory := self.get_run().directory) is not None:
             if self.backend.capabilities.adapter:
@@ -272,7 +268,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
     # ---- for subclasses --------------------------------------------------------------------------
 
     def _optim_at(self, iteration: int) -> OptimParams:
-        """Return the options of the optimizer in one step."""
         return self._scaled(self.optim, iteration)
 
     def _scaled(self, optim: OptimParams, iteration: int) -> OptimParams:
@@ -319,8 +314,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def _publish_weights(self) -> int:
         """Let sampling use the trained weights, and return their version.
 
-        If the sampler has its own copy of the weights, the gateway first holds new calls back and
-        waits for running ones. So every call has one version, which its record shows.
+        If the sampler has its own copy of the weights, the gateway first holds new calls back and waits for running
+        ones. So every call has one version, which its record shows.
         """
         if self.backend.capabilities.shared_weights:
             return await self.backend.publish_weights()
@@ -336,8 +331,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return version
 
     def _note_version(self, proxy: LLMProxy) -> None:
-        """Tell the gateway the version of the weights, to record it with each call, unless the
-        sampler's endpoint reports versions itself.
+        """Tell the gateway the version of the weights, to record it with each call, unless the sampler's endpoint
+        reports versions itself.
         """
         if not self.backend.capabilities.reports_versions:
             proxy.set_policy_version(self.backend.model_name, self.backend.policy_version)
@@ -378,8 +373,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Run rollouts, and yield their results as they finish.
 
         keep_until: the step until which the rollouts stay pinned in the store.
-        on_progress: called after each result, and between them; None: report how many requests are
-            done.
+        on_progress: called after each result, and between them; None: report how many requests are done.
         Raise EngineError if the policy has died, because its calls would wait until the run ends.
         """
         look = asyncio.create_task(self.backend.statistics())
@@ -409,9 +403,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await asyncio.gather(look, return_exceptions=True)
 
     async def _publish_policy(self, name: str, llm: LLM) -> str:
-        """Write the initial resources to the store, with a model under `resource_name`. Return
-        their id, which is derived from the run and `name`.
-        """
         return await self.publish_resources(name, {**(self.get_initial_resources() or {}), self.resource_name: llm})
 
     def _warn_of_learning_rate(self) -> None:

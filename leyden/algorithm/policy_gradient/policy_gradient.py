@@ -1,10 +1,8 @@
-"""`PolicyGradient`: sample groups of rollouts, compare the rollouts of each group, and update the
-policy.
+"""`PolicyGradient`: sample groups of rollouts, compare the rollouts of each group, and update the policy.
 
-A step enqueues groups of rollouts, waits for them, reads their spans, and trains on them. The
-rollouts' ids are derived from the run and the group's number, so enqueuing again makes no second
-rollout, and a step of a killed process continues where it was. Every token keeps the
-log-probability and the version of the weights with which it was sampled.
+A step enqueues groups of rollouts, waits for them, reads their spans, and trains on them. The rollouts' ids are derived
+from the run and the group's number, so enqueuing again makes no second rollout, and a step of a killed process
+continues where it was. Every token keeps the log-probability and the version of the weights with which it was sampled.
 """
 
 from __future__ import annotations
@@ -73,37 +71,33 @@ class _Collected:
 class PolicyGradient(PolicyAlgorithm):
     """Optimises a policy on groups of rollouts with any number of model calls.
 
-    Each step samples `tasks_per_step` groups of `rollouts_per_task` rollouts, estimates advantages,
-    and minimises a loss of the tokens that the policy sampled. The named settings (`GRPO`, `PPO`,
+    Each step samples `tasks_per_step` groups of `rollouts_per_task` rollouts, estimates advantages, and minimises a
+    loss of the tokens that the policy sampled. The named settings (`GRPO`, `PPO`,
     ...) are this algorithm with other options. The default is GRPO (arXiv:2402.03300) with the clip
-    range of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's tokens),
-    so each rollout weighs the same however many turns it took.
+    range of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's tokens), so each rollout
+    weighs the same however many turns it took.
 
     backend: the policy.
     tasks_per_step: the number of groups in a step.
     rollouts_per_task: the number of rollouts in a group. All rollouts of a group have one task.
-    minibatch_size: about how many rollouts each optimizer step uses. None: all rollouts of the
-        step.
+    minibatch_size: about how many rollouts each optimizer step uses. None: all rollouts of the step.
     epochs: passes over the step's rollouts.
     advantages: estimator of the advantages, by name (`leyden.objectives.ESTIMATORS`) or constants
         (`GAEAdvantages(lam=0.95)`).
-    loss: the loss of the sampled tokens, by name (`leyden.objectives.LOSSES`) or constants
-        (`PPOLoss(clip_high=0.2)`).
+    loss: the loss of the sampled tokens, by name (`leyden.objectives.LOSSES`) or constants (`PPOLoss(clip_high=0.2)`).
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
-    max_staleness: the number of steps after its enqueuing for which a group may be trained on.
-        With 0, a step waits for its own rollouts. Otherwise the rollouts of later steps run while
-        the policy is trained, and a step takes the groups that finish first. An older group is
-        cancelled and counted.
-    max_groups_per_step: replace groups without signal by further ones, up to this many groups in a
-        step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: no further groups.
-    kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of
-        KL(policy / reference), summed over the rollout's sampled tokens.
+    max_staleness: the number of steps after its enqueuing for which a group may be trained on. With 0, a step waits for
+        its own rollouts. Otherwise the rollouts of later steps run while the policy is trained, and a step takes the
+        groups that finish first. An older group is cancelled and counted.
+    max_groups_per_step: replace groups without signal by further ones, up to this many groups in a step (dynamic
+        sampling, DAPO, arXiv:2503.14476, section 3.2). None: no further groups.
+    kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of KL(policy / reference), summed
+        over the rollout's sampled tokens.
     kl_in_reward_estimator: estimator of the KL divergence in the reward: "k1", "k2" or "k3"
         (`leyden.objectives.losses.kl`); None: "k1".
-    reference: the frozen policy that a KL term compares with. None: a second backend like
-        `backend`, if there is such a term.
-    critic: a separate model that estimates values, for an estimator that needs them. None: the
-        value head of `backend`.
+    reference: the frozen policy that a KL term compares with. None: a second backend like `backend`, if there is such a
+        term.
+    critic: a separate model that estimates values, for an estimator that needs them. None: the value head of `backend`.
     critic_optim: parameters of the critic's optimizer; None: `optim`.
     options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
     """
@@ -187,8 +181,8 @@ class PolicyGradient(PolicyAlgorithm):
         self._next_group: int | None = None
         """The number of the next group to enqueue; None: the first group of the step under way."""
         self._waiting: dict[int, int] = {}
-        """The step at which each group was enqueued, by the group's number, for the groups that
-        were under way when the loaded checkpoint was written."""
+        """The step at which each group was enqueued, by the group's number, for the groups that were under way when the
+        loaded checkpoint was written."""
         self._generations: dict[int, int] = {}
         """How often a group was sampled anew, by its number; missing groups never were."""
         self._stream: GroupStream | None = None
@@ -270,8 +264,8 @@ class PolicyGradient(PolicyAlgorithm):
         return written
 
     async def load(self, path: Path) -> None:
-        """Restore the policy, the critic, and the numbers of the groups that were under way, from a
-        checkpoint. Raise CheckpointError if it cannot be read.
+        """Restore the policy, the critic, and the numbers of the groups that were under way, from a checkpoint. Raise
+        CheckpointError if it cannot be read.
         """
         await super().load(path)
         if self._own_critic is not None:
@@ -288,9 +282,7 @@ class PolicyGradient(PolicyAlgorithm):
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     async def finish(self) -> None:
-        """Warn of a run that could not learn, and write the trained model to the run's
-        directory.
-        """
+        """Warn of a run that could not learn, and write the trained model to the run's directory."""
         self._warn(self._watch.end(self.max_iters))
         await super().finish()
 
@@ -298,15 +290,13 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _has_other_terms(self) -> bool:
-        """Whether a term of the loss gives a gradient even if all advantages are 0: a KL or an
-        entropy term.
-        """
+        """Whether a term of the loss gives a gradient even if all advantages are 0: a KL or an entropy term."""
         loss = self.loss
         return isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
 
     def _checked_reference(self, given: PolicyBackend | None) -> PolicyBackend | None:
-        """Return the frozen policy: the given one, or a new one if a term needs it, else None.
-        Raise ConfigError for one that no term needs.
+        """Return the frozen policy: the given one, or a new one if a term needs it, else None. Raise ConfigError for
+        one that no term needs.
         """
         is_needed = self.kl_in_reward > 0 or "reference_logprobs" in find_loss(self.loss).columns_of(self.loss)
         if not is_needed and given is not None:
@@ -317,8 +307,8 @@ class PolicyGradient(PolicyAlgorithm):
         return given if given is not None or not is_needed else make_reference(self.backend)
 
     def _checked_critic(self, given: PolicyBackend | None) -> PolicyBackend | None:
-        """Return the backend that estimates values, or None if the estimator needs none. Raise
-        ConfigError for a critic that is not needed, has no value head, or does not fit the loss.
+        """Return the backend that estimates values, or None if the estimator needs none. Raise ConfigError for a critic
+        that is not needed, has no value head, or does not fit the loss.
         """
         if not self.advantages.uses_values:
             if given is not None:
@@ -360,8 +350,8 @@ class PolicyGradient(PolicyAlgorithm):
         )
 
     def _warn_of_forks(self, counts: ForkCounts) -> None:
-        """Log once why forks are missing: if a rollout cannot be forked, because its calls have no
-        numbers, or if more than a tenth of the forks differ from their records.
+        """Log once why forks are missing: if a rollout cannot be forked, because its calls have no numbers, or if more
+        than a tenth of the forks differ from their records.
         """
         if self._warned_of_forks:
             return
@@ -390,8 +380,8 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- rollouts --------------------------------------------------------------------------------
 
     async def _collect(self, iteration: int) -> _Collected:
-        """Take finished groups until enough of them have signal, or `max_groups_per_step` are
-        taken. Groups of later steps are enqueued meanwhile, as `max_staleness` allows.
+        """Take finished groups until enough of them have signal, or `max_groups_per_step` are taken. Groups of later
+        steps are enqueued meanwhile, as `max_staleness` allows.
         """
         collected, n_signal = _Collected(), 0
         collected.stale = await self._give_up_waiting(iteration)
@@ -421,8 +411,8 @@ class PolicyGradient(PolicyAlgorithm):
         return len(too_old)
 
     def _open_stream(self, iteration: int) -> GroupStream:
-        """Return the stream of groups. The first call makes it, with the groups that were under way
-        when the loaded checkpoint was written.
+        """Return the stream of groups. The first call makes it, with the groups that were under way when the loaded
+        checkpoint was written.
         """
         if self._stream is None:
             collect = partial(self._results, on_progress=self._show_progress)
@@ -435,11 +425,11 @@ class PolicyGradient(PolicyAlgorithm):
         return self._stream
 
     async def _take(self, stream: GroupStream, count: int, iteration: int) -> list[CollectedGroup]:
-        """Enqueue groups for this step and `max_staleness` further ones, wait until `count` groups
-        have finished, and take them.
+        """Enqueue groups for this step and `max_staleness` further ones, wait until `count` groups have finished, and
+        take them.
 
-        If every rollout of the taken groups had failed before the run was resumed, all of them are
-        sampled anew, under other ids, because the cause may have been fixed since.
+        If every rollout of the taken groups had failed before the run was resumed, all of them are sampled anew, under
+        other ids, because the cause may have been fixed since.
         """
         assert self._next_group is not None
         steps_ahead = min(self.max_staleness, self.max_iters - 1 - iteration)
@@ -456,8 +446,8 @@ class PolicyGradient(PolicyAlgorithm):
             stream.enqueue(numbers, step=iteration, keep_until=keep_until)
 
     def _requests_of(self, number: int) -> list[EnqueueRolloutRequest]:
-        """Return the requests of a group. If the estimator has a baseline, the last request is for
-        the greedily decoded rollout.
+        """Return the requests of a group. If the estimator has a baseline, the last request is for the greedily decoded
+        rollout.
         """
         step, place_in_step = divmod(number, self.tasks_per_step)
         generation = self._generations.get(number, 0)
@@ -475,9 +465,6 @@ class PolicyGradient(PolicyAlgorithm):
         ]
 
     def _forks_of(self, collected: CollectedGroup) -> list[EnqueueRolloutRequest]:
-        """Return the requests of the forks that the estimator needs, for a group whose rollouts
-        have finished.
-        """
         if not self.advantages.forks_per_call:
             return []
         group = self._read(collected.results, RolloutCounts(), self._reader())
@@ -485,8 +472,8 @@ class PolicyGradient(PolicyAlgorithm):
         return requests_of_forks(group, results, self.advantages, resources_id=self._resources_id)
 
     def _show_progress(self) -> None:
-        """Report how many of the step's rollouts have finished, at most all of them: the stream may
-        hold those of later steps, too.
+        """Report how many of the step's rollouts have finished, at most all of them: the stream may hold those of later
+        steps, too.
         """
         groups = () if self._stream is None else self._stream.groups.values()
         done = sum(result is not None for group in groups for result in group.results)
@@ -496,9 +483,8 @@ class PolicyGradient(PolicyAlgorithm):
     def _read(
         self, collected: Sequence[CollectedRollout | None], counts: RolloutCounts, reader: RolloutReader
     ) -> Group:
-        """Return a group with the data of its rollouts, and count them in `counts`. If the
-        estimator has a baseline, the last rollout is the greedy one: its reward is the baseline,
-        and it is neither trained on nor counted.
+        """Return a group with the data of its rollouts, and count them in `counts`. If the estimator has a baseline,
+        the last rollout is the greedy one: its reward is the baseline, and it is neither trained on nor counted.
         """
         results = [result for result in collected if result is not None]
         baseline = None
@@ -511,9 +497,9 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- the gradient ----------------------------------------------------------------------------
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
-        """Make the optimizer steps of one iteration (`epochs` passes over its minibatches), publish
-        the weights, and return metrics. Without sequences to train on, change nothing. Without a
-        gradient of the policy's loss, train only a critic of its own.
+        """Make the optimizer steps of one iteration (`epochs` passes over its minibatches), publish the weights, and
+        return metrics. Without sequences to train on, change nothing. Without a gradient of the policy's loss, train
+        only a critic of its own.
         """
         unchanged: Metrics = {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
         if not data.trained:
@@ -554,7 +540,6 @@ class PolicyGradient(PolicyAlgorithm):
         }
 
     def _minibatches(self, data: StepData, iteration: int) -> Iterator[list[TrainingSequence]]:
-        """Yield the minibatches of one iteration, `epochs` passes over its rollouts."""
         size, weighting = self.minibatch_size, self.weighting
         for epoch in range(self.epochs):
             yield from minibatches(
@@ -563,5 +548,4 @@ class PolicyGradient(PolicyAlgorithm):
 
 
 def _failed_before(result: CollectedRollout | None) -> bool:
-    """Return whether a rollout had failed before this process requested it, in a resumed run."""
     return result is not None and result.cached and result.status in ("failed", "cancelled")

@@ -1,9 +1,7 @@
-"""`Preparation`: the forward passes that a step needs before its first gradient, and the
-advantages.
+"""`Preparation`: the forward passes that a step needs before its first gradient, and the advantages.
 
 A loss or an estimator declares which columns it reads. This module knows which model computes each
-column: the policy itself, a frozen reference, or a critic. To add a column, add it to
-`Preparation.prepare`.
+column: the policy itself, a frozen reference, or a critic. To add a column, add it to `Preparation.prepare`.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ class Preparation:
     """The estimator of the penalty, a name in `leyden.objectives.losses.KL_ESTIMATORS`."""
 
     async def prepare(self, step: StepData) -> Metrics:
-        """Set every column of the step's sequences that the loss and the estimator read. Return
-        metrics.
-        """
+        """Set every column of the step's sequences that the loss and the estimator read. Return metrics."""
         sequences = [sequence for rollout in step.trained for sequence in rollout.sequences]
         columns = find_loss(self.loss).columns_of(self.loss)
         metrics: Metrics = {}
@@ -63,8 +59,8 @@ class Preparation:
         return metrics
 
     def penalties(self, step: StepData) -> list[float]:
-        """Return the KL penalty of each rollout: the coefficient times the sum of the estimates
-        over its sampled tokens. Return an empty list if the coefficient is 0.
+        """Return the KL penalty of each rollout: the coefficient times the sum of the estimates over its sampled
+        tokens. Return an empty list if the coefficient is 0.
         """
         if not self.kl_in_reward:
             return []
@@ -80,24 +76,21 @@ class Preparation:
 
 
 def _set(sequences: Sequence[TrainingSequence], name: str, values: Sequence[list[float]]) -> None:
-    """Set a column of each sequence."""
     for sequence, column in zip(sequences, values, strict=True):
         sequence.columns[name] = column
 
 
 def _trained_places(sequence: TrainingSequence) -> list[int]:
-    """Return the places of the tokens that are trained on."""
     return [place for place, weight in enumerate(sequence.weights) if weight]
 
 
 def _log_ratio(sequence: TrainingSequence, place: int) -> float:
-    """Return log(policy / reference) of one token, by the policy that sampled it."""
     return sequence.columns["logprobs"][place] - sequence.columns["reference_logprobs"][place]
 
 
 def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
-    """Return metrics of the difference between the learner's and the sampler's log-probabilities
-    before the first gradient.
+    """Return metrics of the difference between the learner's and the sampler's log-probabilities before the first
+    gradient.
     """
     found = [
         abs(s.columns["learner_logprobs"][place] - s.columns["logprobs"][place])

@@ -1,7 +1,7 @@
 """`SFT` and `DPO`: train a policy on rollouts that a store holds.
 
-Pure functions of rewards and groups (`best_of_groups`, `pairs_of_groups`) choose the rollouts once,
-at the start. Only the rollouts of the validation set are run.
+Pure functions of rewards and groups (`best_of_groups`, `pairs_of_groups`) choose the rollouts once, at the start. Only
+the rollouts of the validation set are run.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | No
 
 
 def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0.0) -> list[PreferencePair]:
-    """Return the best and the worst rollout of each group whose rewards differ by more
-    than `min_margin`.
-    """
+    """Return the best and the worst rollout of each group whose rewards differ by more than `min_margin`."""
     groups: dict[str, list[RecordedReward]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
@@ -94,13 +92,12 @@ def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0
 
 
 class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
-    """Base class of algorithms that train a policy on recorded rollouts. Override `choose` and
-    `learn`.
+    """Base class of algorithms that train a policy on recorded rollouts. Override `choose` and `learn`.
 
-    source: the store with the rollouts, or the run (its folder, its name or "latest"). None: the
-        store of this run, with rollouts of other runs.
-    query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only
-        rollouts that succeeded with a reward are learned from.
+    source: the store with the rollouts, or the run (its folder, its name or "latest"). None: the store of this run,
+        with rollouts of other runs.
+    query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only rollouts that succeeded
+        with a reward are learned from.
     items_per_step: how many rollouts, or pairs, each optimizer step learns from.
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
     options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
@@ -129,18 +126,14 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @abstractmethod
     def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[Item]:
-        """Return the training items (rollouts or pairs), in an order that depends on `rollouts`
-        alone.
-        """
+        """Return the training items (rollouts or pairs), in an order that depends on `rollouts` alone."""
 
     @abstractmethod
     async def learn(self, items: Sequence[Item], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some items."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, and choose the training items. Raise NoTrainingData if there are
-        none.
-        """
+        """Start the policy, and choose the training items. Raise NoTrainingData if there are none."""
         if train_dataset is not None:
             logger.warning(
                 "train_dataset is used by nothing, because %s learns from recorded rollouts alone; pass None in its place, "
@@ -169,9 +162,7 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @contextlib.asynccontextmanager
     async def _open_source(self) -> AsyncGenerator[LightningStore]:
-        """Yield the store with the recorded rollouts. If it is that of a run, open it here and
-        close it at the end.
-        """
+        """Yield the store with the recorded rollouts. If it is that of a run, open it here and close it at the end."""
         if self.source is None or isinstance(self.source, LightningStore):
             yield self.source or self.get_store()
             return
@@ -180,11 +171,10 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
             yield store
 
     async def _recorded(self, store: LightningStore) -> list[RecordedReward]:
-        """Return the rollouts that succeeded with a reward and match the query, in the order in
-        which they were enqueued.
+        """Return the rollouts that succeeded with a reward and match the query, in the order in which they were
+        enqueued.
 
-        Rollouts of this run are left out: they are its validation, and a resumed run would have
-        more of them.
+        Rollouts of this run are left out: they are its validation, and a resumed run would have more of them.
         """
         found: list[RecordedReward] = []
         offset, run_id = 0, self.get_run().run_id
@@ -203,8 +193,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     async def _read(self, rollout_ids: Iterable[str], store: LightningStore) -> dict[str, StepRollout]:
-        """Return those of the rollouts that can be trained on, by id. A warning is logged the first
-        time that one cannot.
+        """Return those of the rollouts that can be trained on, by id. A warning is logged the first time that one
+        cannot.
         """
         counts, reader = RolloutCounts(), replace(self._reader(), temperature=None)
         spans_of = await store.query_spans_of(sorted(set(rollout_ids)))
@@ -220,8 +210,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     def _nothing_learned(self, iteration: int) -> Metrics:
-        """Return the metrics of a step without an update. Raise NoTrainingData if all items were
-        tried and there was no update yet.
+        """Return the metrics of a step without an update. Raise NoTrainingData if all items were tried and there was no
+        update yet.
         """
         if not self.backend.policy_version and iteration + 1 >= len(self._items) / self.items_per_step:
             raise NoTrainingData(
@@ -232,11 +222,11 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
 
 class SFT(RecordedAlgorithm[str]):
-    """Supervised fine-tuning on recorded rollouts: maximises the likelihood of the tokens that the
-    policy sampled in them.
+    """Supervised fine-tuning on recorded rollouts: maximises the likelihood of the tokens that the policy sampled in
+    them.
 
-    loss = mean over rollouts of (mean over the rollout's sampled tokens of -log p). With the best
-    rollout of each group, it is rejection-sampling fine-tuning (RAFT, arXiv:2304.06767, section 3).
+    loss = mean over rollouts of (mean over the rollout's sampled tokens of -log p). With the best rollout of each
+    group, it is rejection-sampling fine-tuning (RAFT, arXiv:2304.06767, section 3).
 
     select: "best" learns from the best rollout of each group, "all" from every rollout.
     min_reward: rollouts with a lower reward are left out; None: none are.
@@ -276,13 +266,13 @@ class SFT(RecordedAlgorithm[str]):
 class DPO(RecordedAlgorithm[PreferencePair]):
     """Direct preference optimisation on recorded rollouts (DPO, arXiv:2305.18290, eq. 7).
 
-    loss = mean over pairs of -log sigmoid(beta (log(p(w) / ref(w)) - log(p(l) / ref(l)))), where w
-    is the best and l the worst rollout of a group, and the log-probabilities are sums over all
-    tokens that the policy sampled in a rollout, however many calls it made.
+    loss = mean over pairs of -log sigmoid(beta (log(p(w) / ref(w)) - log(p(l) / ref(l)))), where w is the best and l
+    the worst rollout of a group, and the log-probabilities are sums over all tokens that the policy sampled in a
+    rollout, however many calls it made.
 
     beta: how strongly the policy is held near the reference; above 0.
-    label_smoothing: the assumed share of pairs whose better rollout is in truth the worse one
-        (conservative DPO); 0 to 0.5.
+    label_smoothing: the assumed share of pairs whose better rollout is in truth the worse one (conservative DPO); 0 to
+        0.5.
     min_margin: the rewards of a pair must differ by more than this.
     reference: the frozen policy; None: a second backend like `backend`.
     options: further options of `RecordedAlgorithm`, such as `source`. `weighting` has no effect.
@@ -313,8 +303,8 @@ class DPO(RecordedAlgorithm[PreferencePair]):
     async def learn(self, items: Sequence[PreferencePair], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some pairs.
 
-        A forward pass gives the log-probabilities, and they give the weight of each pair in the
-        gradient (`dpo_weights`). So the two rollouts of a pair need not be in one batch.
+        A forward pass gives the log-probabilities, and they give the weight of each pair in the gradient
+        (`dpo_weights`). So the two rollouts of a pair need not be in one batch.
         """
         found = await self._read((each for pair in items for each in (pair.chosen, pair.rejected)), store)
         pairs = [pair for pair in items if pair.chosen in found and pair.rejected in found]
@@ -342,9 +332,6 @@ class DPO(RecordedAlgorithm[PreferencePair]):
         return {**metrics, "loss": dpo.loss, "pairs": len(pairs), "accuracy": dpo.accuracy, "margin": dpo.margin}
 
     async def _rollout_logprobs(self, learner: Learner, rollouts: Sequence[StepRollout]) -> list[float]:
-        """Return, for each rollout, the sum of the log-probabilities of its sampled tokens under a
-        model.
-        """
         sequences = [sequence for rollout in rollouts for sequence in rollout.sequences]
         found = iter((await learner.forward(sequences, temperature=self.temperature)).logprobs)
         return [math.fsum(value for _ in rollout.sequences for value in next(found)) for rollout in rollouts]

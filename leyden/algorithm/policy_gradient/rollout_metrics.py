@@ -47,16 +47,14 @@ def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: fl
 def group_metrics(groups: Sequence[Group], *, size: int, success_reward: float) -> Metrics:
     """Return the metric pass@k: the share of groups in which at least one rollout succeeds.
 
-    size: k, the number of rollouts in a group. Cancelled rollouts have left their group and do not
-        count.
+    size: k, the number of rollouts in a group. Cancelled rollouts have left their group and do not count.
     """
     passed = [any(each.reward >= success_reward for each in group.rollouts) for group in groups if group.rollouts]
     return {f"pass@{size}": mean([float(one) for one in passed])}
 
 
 def gpu_use() -> Metrics:
-    """Return how busy and how full the GPUs of this process were recently, in percent; an empty
-    dict without a GPU.
+    """Return how busy and how full the GPUs of this process were recently, in percent; an empty dict without a GPU.
 
     The driver averages over up to a second. Right after an update, the numbers describe the update.
     """

@@ -1,5 +1,4 @@
-"""Convert finished rollouts to training data, and count which calls cannot be trained on and why
-rollouts failed.
+"""Convert finished rollouts to training data, and count which calls cannot be trained on and why rollouts failed.
 
 The module knows spans and triplets, no groups, advantages or engine.
 """
@@ -48,8 +47,7 @@ class RolloutCounts:
     continued_turns: int = 0
     """Calls that continue an earlier one by their messages."""
     merged_turns: int = 0
-    """Continued turns whose tokens continue the earlier call, too, so that both are one
-    sequence."""
+    """Continued turns whose tokens continue the earlier call, too, so that both are one sequence."""
     split_turn: SplitTurn | None = None
     """The first continued turn whose tokens do not continue the earlier call; None if all do."""
     answers: Answers = field(default_factory=Answers)
@@ -60,9 +58,8 @@ class RolloutReader:
     """Converts collected rollouts to rewards and trajectories to train on.
 
     adapter: makes triplets of spans.
-    temperature: the sampling temperature of the trained policy. Calls at another temperature, and
-        calls with other parameters that change the distribution (`leyden.dialects.sampling`), are
-        refused. None: every call is accepted.
+    temperature: the sampling temperature of the trained policy. Calls at another temperature, and calls with other
+        parameters that change the distribution (`leyden.dialects.sampling`), are refused. None: every call is accepted.
     failed_reward: the reward of a failed rollout in its group; None leaves it out.
     agent_match: only calls of agents whose name contains a match are trained on; None: all calls.
     """
@@ -73,11 +70,11 @@ class RolloutReader:
     agent_match: re.Pattern[str] | None = None
 
     def read(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
-        """Return the reward and the trajectories of a rollout, and count it in `counts`. Return
-        None if it does not count in its group.
+        """Return the reward and the trajectories of a rollout, and count it in `counts`. Return None if it does not
+        count in its group.
 
-        If one of its calls cannot be trained on, a rollout keeps its reward but has no trajectory,
-        because training on the other calls alone would credit them with what that call did.
+        If one of its calls cannot be trained on, a rollout keeps its reward but has no trajectory, because training on
+        the other calls alone would credit them with what that call did.
         """
         triplets = self._triplets(result.spans)
         counts.rollouts += 1
@@ -98,9 +95,7 @@ class RolloutReader:
         return RolloutData(result.rollout_id, reward, trajectories, _call_indices(trajectories, chosen, result.spans))
 
     def trajectories(self, spans: Sequence[Span], counts: RolloutCounts) -> list[Trajectory]:
-        """Return the trajectories of an attempt; an empty list if one of its calls cannot be
-        trained on.
-        """
+        """Return the trajectories of an attempt; an empty list if one of its calls cannot be trained on."""
         return self._merged(self._chosen(self._triplets(spans), spans, counts), spans, None, counts)
 
     def _chosen(self, triplets: list[Triplet], spans: Sequence[Span], counts: RolloutCounts) -> list[Triplet]:
@@ -119,8 +114,8 @@ class RolloutReader:
     def _merged(
         self, triplets: list[Triplet], spans: Sequence[Span], reward: float | None, counts: RolloutCounts
     ) -> list[Trajectory]:
-        """Return the trajectories of a rollout; none if a call cannot be trained on. Count the
-        refused calls, and the calls that continue an earlier one.
+        """Return the trajectories of a rollout; none if a call cannot be trained on. Count the refused calls, and the
+        calls that continue an earlier one.
         """
         refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
         counts.refused_calls.update(refused)
@@ -131,8 +126,8 @@ class RolloutReader:
         return merged
 
     def _failed(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
-        """Count a rollout that failed or was cancelled. Return a failed one with `failed_reward`,
-        and None if it was cancelled or `failed_reward` is None.
+        """Count a rollout that failed or was cancelled. Return a failed one with `failed_reward`, and None if it was
+        cancelled or `failed_reward` is None.
         """
         if result.status == "cancelled":
             counts.cancelled += 1
@@ -172,9 +167,7 @@ class RolloutReader:
 
 
 def explanation(counts: RolloutCounts) -> str:
-    """Return a message with the most frequent reasons of failures and refusals, and their
-    counts.
-    """
+    """Return a message with the most frequent reasons of failures and refusals, and their counts."""
     kinds = {"Failed rollouts": counts.failures, "Model calls that cannot be trained on": counts.refused_calls}
     found = [f"{kind}: {_by_count(reasons)}" for kind, reasons in kinds.items() if reasons]
     if counts.cancelled:
@@ -183,7 +176,6 @@ def explanation(counts: RolloutCounts) -> str:
 
 
 def _by_count(reasons: Counter[str]) -> str:
-    """Return the most frequent reasons with their counts, and the count of all others."""
     shown = [f"{count} x {reason:.300}" for reason, count in reasons.most_common(_SHOWN_REASONS)]
     rest = reasons.total() - sum(count for _, count in reasons.most_common(_SHOWN_REASONS))
     return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))

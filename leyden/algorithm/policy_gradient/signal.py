@@ -1,9 +1,8 @@
-"""Detect runs that cannot learn: warn of groups without signal, a reward that never moves, and
-collapsed answers.
+"""Detect runs that cannot learn: warn of groups without signal, a reward that never moves, and collapsed answers.
 
-`learning_rate_hint` checks the model before the first step, `SignalWatch.look` checks each step.
-They return the warnings that are due, and log nothing. To detect something else, add a symptom to
-`SignalWatch._find`; the first one that a step shows counts.
+`learning_rate_hint` checks the model before the first step, `SignalWatch.look` checks each step. They return the
+warnings that are due, and log nothing. To detect something else, add a symptom to `SignalWatch._find`; the first one
+that a step shows counts.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ _STANDARD_ERRORS = 2.0
 
 _SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
 _LARGE, _LARGE_BEARS, _LARGE_STARTS_AT = 300_000_000, 2e-5, 1e-6
-"""Up to how many weights a model is small, and from how many it is large; the learning rate below
-or above which there is a hint; and the learning rate to try (docs/training.md)."""
+"""Up to how many weights a model is small, and from how many it is large; the learning rate below or above which there
+is a hint; and the learning rate to try (docs/training.md)."""
 
 
 def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) -> str | None:
     """Return a hint if the learning rate seldom fits a model of this size, else None.
 
-    n_trained: the number of weights that are trained, fewer than `n_weights` with an adapter such
-        as LoRA.
+    n_trained: the number of weights that are trained, fewer than `n_weights` with an adapter such as LoRA.
     """
     if n_weights < _SMALL and learning_rate < _SMALL_NEEDS:
         size, usual = "small", _SMALL_STARTS_AT
@@ -82,7 +80,10 @@ class Answers:
     example: Example | None = None
 
     def add(self, token_ids: Sequence[int], *, cut: bool) -> None:
-        """Count an answer. cut: whether `max_tokens` ended it."""
+        """Count an answer.
+
+        cut: whether `max_tokens` ended it.
+        """
         self.n += 1
         self.cut += cut
         self.longest = max(self.longest, len(token_ids))
@@ -102,8 +103,7 @@ class _Symptom(NamedTuple):
 
 @dataclass(slots=True)
 class SignalWatch:
-    """Checks every step, and warns of a symptom that lasts; again after twice as many steps, and so
-    on.
+    """Checks every step, and warns of a symptom that lasts; again after twice as many steps, and so on.
 
     learning_rate: shown among the causes.
     max_tokens: the limit that the algorithm suggests to agents; None if it suggests none.
@@ -177,8 +177,8 @@ class SignalWatch:
         return []
 
     def end(self, step: int) -> list[str]:
-        """Return the warning of a run that was too short for `look` to give it, if every step has
-        shown the same symptom.
+        """Return the warning of a run that was too short for `look` to give it, if every step has shown the same
+        symptom.
 
         step: the number of the last step.
         """
@@ -217,8 +217,8 @@ class SignalWatch:
         )
 
     def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
-        """Return the symptom that a step shows, or None. The checks go from the most specific
-        symptom to the most general.
+        """Return the symptom that a step shows, or None. The checks go from the most specific symptom to the most
+        general.
 
         flat: whether every group had equal rewards, so that no advantage differs from 0.
         """
@@ -247,12 +247,10 @@ class SignalWatch:
         return None
 
     def _is_at_its_best(self) -> bool:
-        """Return whether the reward has risen, and is now what it was at most."""
         best = max(self._rewards)
         return self._rewards[-1] >= best - 1e-9 * abs(best) > self._rewards[0]
 
     def _warning(self, step: int, symptom: _Symptom, answers: Answers) -> str:
-        """Return the warning of a symptom that the steps up to `step` have shown."""
         steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
         causes = f" Usual causes: {', '.join(symptom.causes)}." if symptom.causes else ""
         return f"{steps}: {symptom.description}.{causes}{_shown(answers)}"
@@ -310,8 +308,8 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _has_moved(rewards: Sequence[float]) -> bool:
-    """Return whether the mean reward of the first quarter or half of a run differs from that of the
-    rest by more than noise, which is two standard errors.
+    """Return whether the mean reward of the first quarter or half of a run differs from that of the rest by more than
+    noise, which is two standard errors.
     """
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))

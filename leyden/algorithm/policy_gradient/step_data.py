@@ -1,9 +1,8 @@
-"""Make the batch of one policy gradient step, with pure functions: its tasks, advantages, and
-tokens with their weights.
+"""Make the batch of one policy gradient step, with pure functions: its tasks, advantages, and tokens with their
+weights.
 
-The module knows no store, engine or torch. Everything is a function of the seed and the group's
-number, so a resumed run does what the killed one would have done. To add a column that a loss
-reads, see `preparation.py`.
+The module knows no store, engine or torch. Everything is a function of the seed and the group's number, so a resumed
+run does what the killed one would have done. To add a column that a loss reads, see `preparation.py`.
 
 Shapes: T tokens of a sequence, C model calls of a rollout.
 """
@@ -22,10 +21,10 @@ from leyden.objectives.advantages import Advantages, RolloutRewards, find_estima
 from leyden.types import TrainingSequence, Trajectory
 
 Weighting = Literal["rollout", "token"] | int
-"""How the tokens of a minibatch share the loss. "rollout": each rollout weighs the same, and its
-tokens share its weight (GRPO, arXiv:2402.03300, eq. 3). "token": each token weighs the same (DAPO,
-arXiv:2503.14476, eq. 8). A number L: each token weighs 1/L of a rollout (Dr. GRPO,
-arXiv:2503.20783, section 3.1, where L is the most tokens that a rollout may have)."""
+"""How the tokens of a minibatch share the loss. "rollout": each rollout weighs the same, and its tokens share its
+weight (GRPO, arXiv:2402.03300, eq. 3). "token": each token weighs the same (DAPO, arXiv:2503.14476, eq. 8). A number L:
+each token weighs 1/L of a rollout (Dr. GRPO, arXiv:2503.20783, section 3.1, where L is the most tokens that a rollout
+may have)."""
 
 
 def check_weighting(weighting: Weighting) -> None:
@@ -45,8 +44,7 @@ class RolloutData:
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
     """Empty if the rollout only counts in its group's baseline."""
     call_indices: list[int] = field(default_factory=list[int])
-    """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if
-    the record has none."""
+    """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if the record has none."""
     forked_returns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """The rewards of the forks that repeat the first c trained calls, by the number c."""
 
@@ -66,8 +64,8 @@ class StepRollout:
 
     data: RolloutData
     sequences: list[TrainingSequence]
-    """One sequence for each trajectory; the weights of all their tokens sum to 1. Empty if the
-    rollout is not trained on."""
+    """One sequence for each trajectory; the weights of all their tokens sum to 1. Empty if the rollout is not trained
+    on."""
     group: int = 0
     """The number of the rollout's group in the step."""
     baseline: float | None = None
@@ -107,8 +105,8 @@ class StepData:
 
 
 def epoch_place(n_items: int, number: int, seed: int) -> int:
-    """Return the index of the item that is number `number` in a sequence of epochs, each of which
-    is a shuffled pass over all items.
+    """Return the index of the item that is number `number` in a sequence of epochs, each of which is a shuffled pass
+    over all items.
     """
     epoch, place = divmod(number, n_items)
     return _epoch_order(n_items, epoch, seed)[place]
@@ -130,8 +128,8 @@ def is_small(group: Group, advantages: Advantages) -> bool:
 
 
 def is_flat(group: Group, advantages: Advantages) -> bool:
-    """Return whether all rewards of a group are equal for an estimator that compares them, so that
-    all advantages would be 0.
+    """Return whether all rewards of a group are equal for an estimator that compares them, so that all advantages would
+    be 0.
     """
     rewards = [rollout.reward for rollout in group.rollouts]
     if advantages.uses_baseline:
@@ -150,8 +148,8 @@ def has_signal(group: Group, advantages: Advantages) -> bool:
 
 
 def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bool = False) -> StepData:
-    """Return the rollouts to train on, without advantages yet. Groups that are too small, or whose
-    rewards are all equal (flat), have no signal: they are left out and counted.
+    """Return the rollouts to train on, without advantages yet. Groups that are too small, or whose rewards are all
+    equal (flat), have no signal: they are left out and counted.
 
     keep_flat: keep flat groups too, for a loss with a term that does not depend on rewards.
     """
@@ -174,9 +172,9 @@ def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bo
 def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Sequence[float] = ()) -> None:
     """Estimate the advantages of a step's rollouts, and write them into their sequences.
 
-    This sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A
-    critic's estimates are read from the column `values`, at the first token of each call; then
-    rollouts that are not trained on take no part, because they have no values.
+    This sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A critic's estimates
+    are read from the column `values`, at the first token of each call; then rollouts that are not trained on take no
+    part, because they have no values.
 
     penalties: subtracted from the rewards of `step.rollouts`, in their order; empty for none.
     """
@@ -192,9 +190,7 @@ def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Se
 
 
 def set_column(rollout: StepRollout, name: str, values_C: Sequence[float]) -> None:
-    """Write one value for each call into a column: at the tokens that the policy sampled in the
-    call, 0.0 elsewhere.
-    """
+    """Write one value for each call into a column: at the tokens that the policy sampled in the call, 0.0 elsewhere."""
     for sequence, trajectory, calls in _with_calls(rollout):
         column = [0.0] * len(sequence.token_ids)
         for (start, end), call in zip(trajectory.call_spans, calls, strict=True):
@@ -203,17 +199,14 @@ def set_column(rollout: StepRollout, name: str, values_C: Sequence[float]) -> No
 
 
 def number_calls(rollout: StepRollout) -> None:
-    """Set the column `calls`: the number of the call that sampled each token, for losses over whole
-    calls.
-    """
+    """Set the column `calls`: the number of the call that sampled each token, for losses over whole calls."""
     n_calls = sum(len(trajectory.call_spans) for trajectory in rollout.data.trajectories)
     set_column(rollout, "calls", [float(number) for number in range(n_calls)])
 
 
 def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> RolloutRewards:
-    """Return the rewards of a rollout in the form that estimators read. The penalty (KL in the
-    reward) is subtracted from the rollout's reward, and from that of its last call, so that the
-    call rewards still sum to the reward.
+    """Return the rewards of a rollout in the form that estimators read. The penalty (KL in the reward) is subtracted
+    from the rollout's reward, and from that of its last call, so that the call rewards still sum to the reward.
     """
     call_rewards = _call_rewards(rollout.data)
     call_rewards[-1] -= penalty
@@ -228,8 +221,8 @@ def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> Ro
 
 
 def _call_rewards(rollout: RolloutData) -> list[float]:
-    """Return the reward that followed each call, shape (C,). If no reward is matched to a call, the
-    last call has the rollout's final reward.
+    """Return the reward that followed each call, shape (C,). If no reward is matched to a call, the last call has the
+    rollout's final reward.
     """
     calls = sorted(
         (number, reward or 0.0, reward is not None)
@@ -251,9 +244,7 @@ def _values(rollout: StepRollout) -> list[float]:
 
 
 def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajectory, list[int]]]:
-    """Yield each sequence with its trajectory and the places of its calls among all calls of the
-    rollout.
-    """
+    """Yield each sequence with its trajectory and the places of its calls among all calls of the rollout."""
     if not rollout.sequences:
         return
     numbers = sorted(number for trajectory in rollout.data.trajectories for number in trajectory.call_numbers)
@@ -268,8 +259,8 @@ def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajec
 def minibatches(
     rollouts: Sequence[StepRollout], *, size: int, seed: int, step: int, epoch: int, weighting: Weighting = "rollout"
 ) -> list[list[TrainingSequence]]:
-    """Return the sequences of shuffled minibatches of about `size` rollouts each. Their weights say
-    how the tokens share the loss of their minibatch.
+    """Return the sequences of shuffled minibatches of about `size` rollouts each. Their weights say how the tokens
+    share the loss of their minibatch.
     """
     order = list(rollouts)
     random.Random(f"{seed}/minibatches/{step}/{epoch}").shuffle(order)
@@ -285,7 +276,6 @@ def weighted(rollouts: Sequence[StepRollout], weighting: Weighting) -> list[Trai
     n_tokens = sum(n_trained)
 
     def scale(n_own: int) -> float:
-        """Return the weight of a rollout with `n_own` trained tokens."""
         if weighting == "rollout":
             return share
         return n_own / n_tokens if weighting == "token" else share * n_own / weighting

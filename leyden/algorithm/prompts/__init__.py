@@ -13,8 +13,8 @@
 | `records.py`, `result.py` | what the store keeps of a run, and its result |
 | `extraction.py` | finds the prompts of an agent that has them in its code |
 
-The package knows no optimiser: `algorithm/apo` and `algorithm/gepa` decide how candidates are found
-and which of them are kept.
+The package knows no optimiser: `algorithm/apo` and `algorithm/gepa` decide how candidates are found and which of them
+are kept.
 """
 
 from leyden.algorithm.prompts.candidate import Branch, Candidate

@@ -1,16 +1,14 @@
-"""`expected_rewards`: estimate the mean reward of each candidate on new tasks from the rewards of
-all candidates.
+"""`expected_rewards`: estimate the mean reward of each candidate on new tasks from the rewards of all candidates.
 
 A hierarchical logistic model, fitted by empirical Bayes (expectation maximisation):
 
     mean reward of a candidate on a task = logistic(value of the candidate + effect of the task)
     value of a candidate = value of its parent + gain of the edit
 
-Because tasks have effects, hard tasks do not count against the candidate that ran them. The gains
-are normally distributed around a common mean. So the estimate of a candidate with few rewards is
-close to its parent's value plus the mean gain of edits so far, and luck has little influence. The
-logistic function is there because rewards have limits: near the highest reward, edits gain less,
-and rewards vary less.
+Because tasks have effects, hard tasks do not count against the candidate that ran them. The gains are normally
+distributed around a common mean. So the estimate of a candidate with few rewards is close to its parent's value plus
+the mean gain of edits so far, and luck has little influence. The logistic function is there because rewards have
+limits: near the highest reward, edits gain less, and rewards vary less.
 
 Pure functions of numbers, which know no prompts, no models and no optimiser.
 """
@@ -26,17 +24,16 @@ Task = TypeVar("Task", bound=Hashable)
 _ROUNDS = 30
 """Rounds of expectation maximisation. More of them change estimates by less than 0.001."""
 _PRIOR_COUNT = 2.0
-"""The weight, in observations, of the first guess of each variance, and of the guess that the mean
-gain is 0."""
+"""The weight, in observations, of the first guess of each variance, and of the guess that the mean gain is 0."""
 _GUESS = 1.0
-"""The first guess of the variance of gains, and of that of tasks' effects. With it, a typical edit
-moves a mean reward of one half to 0.27 or 0.73."""
+"""The first guess of the variance of gains, and of that of tasks' effects. With it, a typical edit moves a mean reward
+of one half to 0.27 or 0.73."""
 _ROOT_VARIANCE = math.pi**2 / 3
-"""The prior variance of the value of a candidate without a parent: that of a value whose mean
-reward may be anything within the range, with equal probability."""
+"""The prior variance of the value of a candidate without a parent: that of a value whose mean reward may be anything
+within the range, with equal probability."""
 _LONGEST_STEP = 1.0
-"""An update changes a value or an effect by at most this, because Newton's method diverges if it
-starts far from the solution."""
+"""An update changes a value or an effect by at most this, because Newton's method diverges if it starts far from the
+solution."""
 _LEAST_NOISE = 0.01
 """The noise is taken to be at least this, so that it can be divided by."""
 
@@ -44,12 +41,11 @@ _LEAST_NOISE = 0.01
 def expected_rewards(
     parents: Sequence[int | None], rewards: Sequence[Mapping[Task, float]], reward_range: tuple[float, float]
 ) -> list[float]:
-    """Return the expected mean reward of each candidate on tasks like those of `rewards`, by the
-    model of this module.
+    """Return the expected mean reward of each candidate on tasks like those of `rewards`, by the model of this module.
 
-    The variances of gains and effects, the mean gain, and how much rewards vary compared with
-    rewards that are either the lowest or the highest one, are estimated from the data. Each round
-    first updates the values and the effects by a step of Newton's method each, then these numbers.
+    The variances of gains and effects, the mean gain, and how much rewards vary compared with rewards that are either
+    the lowest or the highest one, are estimated from the data. Each round first updates the values and the effects by a
+    step of Newton's method each, then these numbers.
     parents: the index of each candidate's parent, which is smaller than its own; None: no parent.
     rewards: the rewards of each candidate, by task. At least one candidate must have one.
     reward_range: all rewards are within it.
@@ -113,7 +109,6 @@ def _logistic(value: float) -> float:
 
 
 def _mean_logistic(mean: float, variance: float) -> float:
-    """Return the mean of the logistic function of a normally distributed value, to about 0.01."""
     return _logistic(mean / math.sqrt(1 + math.pi / 8 * variance))
 
 
@@ -133,11 +128,9 @@ def _step(slope: float, weight: float) -> float:
 
 
 def _chance(value: float) -> float:
-    """Return the variance of a reward that is 0 or 1 and has this value."""
     mean = _logistic(value)
     return mean * (1 - mean)
 
 
 def _shrunk(guess: float, values: Sequence[float]) -> float:
-    """Return the mean of the values, in which the guess counts as `_PRIOR_COUNT` more of them."""
     return (_PRIOR_COUNT * guess + sum(values)) / (_PRIOR_COUNT + len(values))

@@ -19,9 +19,7 @@ from leyden.types import NamedResources, PromptTemplate
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The position of a candidate in the search: its round and its branch of the round, both
-    counted from 0.
-    """
+    """The position of a candidate in the search: its round and its branch of the round, both counted from 0."""
 
     round: int
     branch: int

@@ -36,19 +36,18 @@ class Comparison:
 
     @property
     def chance(self) -> float:
-        """An upper bound of the p-value of a one-sided sign test that both candidates are equally
-        good, with Bonferroni's correction for `n_compared` candidates.
+        """An upper bound of the p-value of a one-sided sign test that both candidates are equally good, with
+        Bonferroni's correction for `n_compared` candidates.
 
-        It is the probability of at least `better` heads in `better + worse` tosses of a fair coin,
-        times `n_compared`.
+        It is the probability of at least `better` heads in `better + worse` tosses of a fair coin, times `n_compared`.
         """
         n = self.better + self.worse
         return min(1.0, self.n_compared * sum(math.comb(n, k) for k in range(self.better, n + 1)) / 2**n)
 
     @property
     def is_sure(self) -> bool:
-        """Whether the confidence interval of the mean difference lies above 0, and the sign test
-        also rejects that both candidates are equally good.
+        """Whether the confidence interval of the mean difference lies above 0, and the sign test also rejects that both
+        candidates are equally good.
         """
         return self.difference.low is not None and self.difference.low > 0 and self.chance <= _SURE
 
@@ -66,15 +65,12 @@ class Comparison:
 
 
 def compare(first: Rewards, second: Rewards, *, n_compared: int = 1) -> Comparison:
-    """Return the comparison of two candidates on the tasks for which both have a reward, at least
-    one.
+    """Return the comparison of two candidates on the tasks for which both have a reward, at least one.
 
-    Pairs of rewards on the same task remove the tasks' difficulty from the difference. The best of
-    many candidates was also lucky, so interval and sign test are corrected for `n_compared`
-    simultaneous comparisons (Bonferroni).
+    Pairs of rewards on the same task remove the tasks' difficulty from the difference. The best of many candidates was
+    also lucky, so interval and sign test are corrected for `n_compared` simultaneous comparisons (Bonferroni).
 
-    n_compared: the number of candidates of which `second` was chosen by these rewards; 1: it was
-        not chosen by them.
+    n_compared: the number of candidates of which `second` was chosen by these rewards; 1: it was not chosen by them.
     """
     differences = [second[task] - first[task] for task in sorted(first.keys() & second.keys())]
     return Comparison(

@@ -1,9 +1,9 @@
 """Find the prompts that an agent has hard-coded, from recorded model calls.
 
-`extract_prompts` compares the system and user messages of many rollouts. Text that is the same in all of them becomes
-a template. A value of the task becomes a placeholder with the name of its field, an earlier answer of the model
-becomes `{answer_1}`, and other text that differs becomes `{value_1}`, `{value_2}` and so on. A template that is filled
-with the values of a rollout is exactly the message that the rollout has sent.
+`extract_prompts` compares the system and user messages of many rollouts. Text that is the same in all of them becomes a
+template. A value of the task becomes a placeholder with the name of its field, an earlier answer of the model becomes
+`{answer_1}`, and other text that differs becomes `{value_1}`, `{value_2}` and so on. A template that is filled with the
+values of a rollout is exactly the message that the rollout has sent.
 
 Pure functions of recorded calls, which know no store and no command line.
 """
@@ -122,8 +122,8 @@ def conversation_of(task: Any, calls: Sequence[ModelCallView]) -> Conversation:
 def extract_prompts(
     conversations: Sequence[Conversation], resources: Mapping[str, PromptTemplate] | None = None
 ) -> list[ExtractedPrompt]:
-    """Return the prompts that at least two conversations, and a tenth of all, have in common, in the order in which
-    the agent sends them. A value that all tasks share looks like fixed text, so give rollouts of different tasks.
+    """Return the prompts that at least two conversations, and a tenth of all, have in common, in the order in which the
+    agent sends them. A value that all tasks share looks like fixed text, so give rollouts of different tasks.
 
     resources: the prompts that the rollouts were given, by name.
     """
@@ -235,7 +235,6 @@ def _is_one_template(group: _Group, new: _Group, common: Sequence[Token]) -> boo
 
 
 def _letters(tokens: Iterable[Token]) -> int:
-    """Return the number of letters and digits in the fixed text."""
     return sum(len(token) for token in tokens if isinstance(token, str) and token[0].isalnum())
 
 

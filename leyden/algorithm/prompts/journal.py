@@ -1,8 +1,8 @@
 """`Journal`: a file with the answers of the reflection model.
 
-Each answer has a key, its *place* in the search. When a run that was killed in the middle of a
-round is resumed, it reads the answers that it had received, and asks nothing twice. The file also
-shows a person why each prompt was changed.
+Each answer has a key, its *place* in the search. When a run that was killed in the middle of a round is resumed, it
+reads the answers that it had received, and asks nothing twice. The file also shows a person why each prompt was
+changed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Journal:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        """Read the answers of an earlier process. Cut off an incomplete last line, which a crash
-        left. Raise CheckpointError for any other unreadable line.
+        """Read the answers of an earlier process. Cut off an incomplete last line, which a crash left. Raise
+        CheckpointError for any other unreadable line.
         """
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]

@@ -26,8 +26,7 @@ def check_shared_options(
     failed_reward: object,
     seed: object,
 ) -> None:
-    """Raise ConfigError, with the option's name and a remedy, for the first value that is not
-    possible.
+    """Raise ConfigError, with the option's name and a remedy, for the first value that is not possible.
 
     client: the client for the reflection models, or None.
     counts: options that are whole numbers of at least 1, by name.
@@ -54,8 +53,8 @@ def check_shared_options(
 
 
 def check_reward_range(value: Any) -> tuple[float, float]:
-    """Return the lowest and the highest reward. Raise ConfigError unless the value has two finite
-    numbers in this order.
+    """Return the lowest and the highest reward. Raise ConfigError unless the value has two finite numbers in this
+    order.
     """
     if isinstance(value, str) or not isinstance(value, Sequence) or len(cast("Sequence[Any]", value)) != 2:
         raise ConfigError(f"reward_range is {value!r}; give the lowest and the highest reward, as (0.0, 1.0)")

@@ -1,8 +1,8 @@
 """`PromptOptimiser`: the base class of APO and GEPA.
 
-It opens the reflection models and the budget, publishes candidates, labels the best one, and
-compares it with the user's prompts at the end. It does not know how candidates are found. To write
-another optimiser, derive from it, and from `IterativeAlgorithm` if it works in steps.
+It opens the reflection models and the budget, publishes candidates, labels the best one, and compares it with the
+user's prompts at the end. It does not know how candidates are found. To write another optimiser, derive from it, and
+from `IterativeAlgorithm` if it works in steps.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ class PromptOptimiser(Algorithm):
         failed_reward: float,
         evaluation_seconds: float,
     ) -> None:
-        """Set the options that all optimisers have, as `APO` and `GEPA` document them. Call it in
-        `__init__`, after `check_shared_options`.
+        """Set the options that all optimisers have, as `APO` and `GEPA` document them. Call it in `__init__`, after
+        `check_shared_options`.
 
-        evaluation_seconds: the seconds after which unfinished rollouts of an evaluation count as
-            failed.
+        evaluation_seconds: the seconds after which unfinished rollouts of an evaluation count as failed.
         """
         self._client = client
         self.resource_name, self.agent_model = resource_name, agent_model
@@ -83,8 +82,7 @@ class PromptOptimiser(Algorithm):
     async def open_services(
         self, initial: NamedResources, *, models: Sequence[str | None], temperature: float
     ) -> dict[str, PromptTemplate]:
-        """Open budget, evaluator, journal and reflector. Return the prompts among the initial
-        resources.
+        """Open budget, evaluator, journal and reflector. Return the prompts among the initial resources.
 
         models: the names of the reflection models.
         temperature: the sampling temperature of their calls.
@@ -129,7 +127,6 @@ class PromptOptimiser(Algorithm):
         self._journal.add(_AGENT, version, purpose="version")
 
     async def _count_earlier(self) -> None:
-        """Charge the budget for what earlier processes of this run have spent."""
         await self.collector.count_earlier(self.get_run().run_id)
         if self._client is not None:  # the store has no record of these calls
             budget = self.collector.budget
@@ -137,11 +134,11 @@ class PromptOptimiser(Algorithm):
                 budget.spend([budget.call_of_own_client(place, tokens)])
 
     async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
-        """Return the resources that are not improved. Add a model of the gateway as `main_llm` if
-        there is no model among them.
+        """Return the resources that are not improved. Add a model of the gateway as `main_llm` if there is no model
+        among them.
 
-        models: the names of the reflection models. Raise ConfigError if one is not served, or if
-            there is neither a client nor a gateway.
+        models: the names of the reflection models. Raise ConfigError if one is not served, or if there is neither a
+            client nor a gateway.
         """
         proxy, name = self.get_llm_proxy(), type(self).__name__
         if proxy is None:
@@ -167,9 +164,7 @@ class PromptOptimiser(Algorithm):
     # ---- candidates ------------------------------------------------------------------------------
 
     async def publish(self, candidate: Candidate) -> ResourcesUpdate:
-        """Write a candidate's resources to the store, and return the stored version. Safe to
-        repeat.
-        """
+        """Write a candidate's resources to the store, and return the stored version. Safe to repeat."""
         return await self.evaluator.publish(candidate.resources(self._others), parent=candidate.parent)
 
     async def accept(self, candidate: Candidate) -> None:
@@ -181,10 +176,9 @@ class PromptOptimiser(Algorithm):
     def get_best_prompt(self, run: str | Path | None = None, *, resource_name: str | None = None) -> PromptTemplate:
         """Return the best prompt so far.
 
-        run: the run to read it from, for example after a restart: its folder, its name or "latest".
-            None: the run of this object.
-        resource_name: the name of the prompt to return. None: the algorithm's own `resource_name`,
-            or the first prompt.
+        run: the run to read it from, for example after a restart: its folder, its name or "latest". None: the run of
+            this object.
+        resource_name: the name of the prompt to return. None: the algorithm's own `resource_name`, or the first prompt.
         Raise ConfigError if there is no best prompt yet, or none with this name.
         """
         if run is None:
@@ -214,8 +208,8 @@ class PromptOptimiser(Algorithm):
         )
 
     def check_rewards(self, scores: Sequence[Score], consequence: str) -> bool:
-        """Return whether all rewards of the run so far are within `reward_range`. Log a warning
-        about the first one that is not.
+        """Return whether all rewards of the run so far are within `reward_range`. Log a warning about the first one
+        that is not.
 
         scores: the new rewards.
         consequence: what follows if one is not, for the message.
@@ -238,8 +232,8 @@ class PromptOptimiser(Algorithm):
     async def result(
         self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int, expected_reward: float | None = None
     ) -> PromptResult:
-        """Return the best prompts, compared with the first ones on validation tasks, and on the
-        test set if there is one.
+        """Return the best prompts, compared with the first ones on validation tasks, and on the test set if there is
+        one.
 
         first: the user's prompts.
         rewards: rewards on validation tasks, by the candidate's key.
@@ -267,8 +261,8 @@ class PromptOptimiser(Algorithm):
         return result
 
     async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
-        """Return the mean reward of the best prompts on the test set, and their comparison with the
-        first ones. Both are None without a test set, or if the budget has no room for it.
+        """Return the mean reward of the best prompts on the test set, and their comparison with the first ones. Both
+        are None without a test set, or if the budget has no room for it.
         """
         if self.test_dataset is None or not len(self.test_dataset):
             return None, None
@@ -289,8 +283,8 @@ class PromptOptimiser(Algorithm):
 
 
 async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at the same time, and return their results in order. If one fails, cancel the
-    others and raise its error.
+    """Run coroutines at the same time, and return their results in order. If one fails, cancel the others and raise its
+    error.
     """
     tasks = [asyncio.ensure_future(each) for each in work]
     try:

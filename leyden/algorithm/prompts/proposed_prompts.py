@@ -1,9 +1,9 @@
 """Read the prompt that a reflection model proposes out of its answer.
 
-`proposed_prompt` is the one way from an answer to a prompt, for every optimiser. It takes a text
-only if the answer marks it in the way that the request asks for: between tags, in a fenced block,
-or as the whole answer. It refuses anything else with the reason, so that the model can be asked
-again. Pure functions of texts, which know no model and no optimiser.
+`proposed_prompt` is the one way from an answer to a prompt, for every optimiser. It takes a text only if the answer
+marks it in the way that the request asks for: between tags, in a fenced block, or as the whole answer. It refuses
+anything else with the reason, so that the model can be asked again. Pure functions of texts, which know no model and no
+optimiser.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _REASONING = tuple(
         (r"<(?:\|channel|unused94)>(?P<name>)thought\b", r"<(?P<name>)(?:channel\||unused95)>"),  # Gemma
     )
 )
-"""The marks of the beginning and of the end of reasoning, as models write them into their text. A
-mark behind a quotation mark or a backtick is a mention of it."""
+"""The marks of the beginning and of the end of reasoning, as models write them into their text. A mark behind a
+quotation mark or a backtick is a mention of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class _Unreadable(Exception):
 def proposed_prompt(
     answer: str, prompt: PromptTemplate, request: Request, *, max_characters: int
 ) -> tuple[str | None, str]:
-    """Return the text of the new prompt in an answer, and ""; or None and why the answer has none
-    that can be used, as a sentence for the model.
+    """Return the text of the new prompt in an answer, and ""; or None and why the answer has none that can be used, as
+    a sentence for the model.
 
     Braces of the text that are no placeholders of `prompt` are doubled (`with_own_placeholders`).
 
@@ -125,9 +125,7 @@ def without_reasoning(answer: str) -> str | None:
 
 
 def _marked_texts(answer: str, request: Request) -> list[_Marked]:
-    """Return the texts that an answer marks as the new prompt, at least one. Tags come before all
-    other marks.
-    """
+    """Return the texts that an answer marks as the new prompt, at least one. Tags come before all other marks."""
     if found := _outside_reasoning(answer, _TAG, _in_tags):
         return found
     text = _after_reasoning(answer)
@@ -155,8 +153,8 @@ def _marked_texts(answer: str, request: Request) -> list[_Marked]:
 def _outside_reasoning(
     text: str, begins: re.Pattern[str], read: Callable[[str, re.Match[str]], _Marked]
 ) -> list[_Marked]:
-    """Return what `read` makes of each mark that is not part of reasoning. Reasoning that ends
-    without having begun takes everything before it, because a chat template may begin it.
+    """Return what `read` makes of each mark that is not part of reasoning. Reasoning that ends without having begun
+    takes everything before it, because a chat template may begin it.
     """
     found, at = list[_Marked](), 0
     while mark := begins.search(text, at):
@@ -178,13 +176,11 @@ def _outside_reasoning(
 
 
 def _first(text: str, at: int, which: Literal[0, 1]) -> re.Match[str] | None:
-    """Return the first beginning (0) or end (1) of reasoning after a place in a text."""
     found = [mark for each in _REASONING if (mark := each[which].search(text, at)) is not None]
     return min(found, key=lambda mark: mark.start(), default=None)
 
 
 def _end_of_reasoning(text: str, opened: re.Match[str]) -> int:
-    """Return the place behind the reasoning that begins at a mark."""
     ends = next(end for begin, end in _REASONING if begin is opened.re)
     for closed in ends.finditer(text, opened.end()):
         if closed["name"].lower() == opened["name"].lower():
@@ -253,11 +249,11 @@ def _in_fence(text: str, fence: re.Match[str]) -> _Marked:
 
 
 def with_own_placeholders(text: str, prompt: PromptTemplate) -> str:
-    """Return a text as a template that has no placeholders but those of `prompt`: every other brace
-    is doubled, unless it is doubled already.
+    """Return a text as a template that has no placeholders but those of `prompt`: every other brace is doubled, unless
+    it is doubled already.
 
-    Models write `{"answer": {ticket}}`, `\\boxed{}` and `{customer}`, in which only `{ticket}` gets
-    a value. A text for another engine than `f-string` is returned unchanged.
+    Models write `{"answer": {ticket}}`, `\\boxed{}` and `{customer}`, in which only `{ticket}` gets a value. A text for
+    another engine than `f-string` is returned unchanged.
     """
     if prompt.engine != "f-string":
         return text

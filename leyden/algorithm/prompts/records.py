@@ -1,9 +1,8 @@
-"""Read and write what the store keeps about the prompts of a run: the label of the best version,
-and the candidates of each round.
+"""Read and write what the store keeps about the prompts of a run: the label of the best version, and the candidates of
+each round.
 
-Prompt optimisers write them. `leyden prompts` and `get_best_prompt(run)` read them, also for a run
-that has ended or crashed. The record of a round is an attempt of the algorithm itself, like those
-of its model calls.
+Prompt optimisers write them. `leyden prompts` and `get_best_prompt(run)` read them, also for a run that has ended or
+crashed. The record of a round is an attempt of the algorithm itself, like those of its model calls.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class CandidateRecord(BaseModel):
     reason: str
     """The critique that the edit follows; those of several edits are joined by line breaks."""
     reward: float
-    """With GEPA, the mean reward over validation tasks. With APO, the expected reward, given all
-    rewards so far."""
+    """With GEPA, the mean reward over validation tasks. With APO, the expected reward, given all rewards so far."""
     tasks: int
     """The number of tasks on which the candidate has run."""
     kept: bool
@@ -50,8 +48,7 @@ class CandidateRecord(BaseModel):
     accepted: bool
     """Whether the candidate became the best one in this round."""
     comparison: str = ""
-    """The comparison with the candidate that was the best before, as text; empty if there is
-    none."""
+    """The comparison with the candidate that was the best before, as text; empty if there is none."""
 
 
 def record_of(
@@ -71,8 +68,7 @@ def record_of(
     tasks: the number of tasks on which the candidate has run.
     kept: whether the search still uses the candidate after the round.
     accepted: whether the candidate is the best one now.
-    comparison: the comparison with the candidate that was the best before; only recorded for an
-        accepted candidate.
+    comparison: the comparison with the candidate that was the best before; only recorded for an accepted candidate.
     """
     return CandidateRecord(
         round=candidate.round,
@@ -104,8 +100,8 @@ async def record_round(
     algorithm: str,
     pin: str,
 ) -> None:
-    """Write the record of a round, and pin the records of all rounds so far. Safe to repeat: the
-    first record of a round stays, whatever its status.
+    """Write the record of a round, and pin the records of all rounds so far. Safe to repeat: the first record of a
+    round stays, whatever its status.
 
     algorithm: the name of the algorithm's class.
     pin: the name under which the records are pinned.
@@ -126,8 +122,8 @@ async def record_round(
 
 
 async def read_history(store: LightningStore, run_id: str) -> list[CandidateRecord]:
-    """Return the records of all candidates that a run has measured, by round and branch. If several
-    rounds have measured a candidate, the last one's record is returned.
+    """Return the records of all candidates that a run has measured, by round and branch. If several rounds have
+    measured a candidate, the last one's record is returned.
 
     A record is complete from its first write on, so it is read whatever its status.
     """

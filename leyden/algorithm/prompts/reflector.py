@@ -1,8 +1,6 @@
-"""`Reflector`: calls the reflection model, records its answers, and asks once more after an answer
-that cannot be used.
+"""`Reflector`: calls the reflection model, records its answers, and asks once more after an answer that cannot be used.
 
-It knows a client or a gateway's model. It does not know the questions, nor how the answers are
-used.
+It knows a client or a gateway's model. It does not know the questions, nor how the answers are used.
 """
 
 from __future__ import annotations
@@ -110,17 +108,15 @@ class Reflector:
         *,
         place: str,
     ) -> T | None:
-        """Ask the reflection model, and return the value that `check` makes of its answer; None if
-        no answer can be used.
+        """Ask the reflection model, and return the value that `check` makes of its answer; None if no answer can be
+        used.
 
-        If an answer cannot be used, the model is asked once more, with the reason. An error of the
-        call is only counted.
+        If an answer cannot be used, the model is asked once more, with the reason. An error of the call is only
+        counted.
         purpose: names the call in the gateway's record and in messages.
         model: the model's name; None: the only one.
-        check: takes an answer and returns a value and "", or None and why the answer cannot be
-            used.
-        place: the key under which the journal keeps the answer for a resumed run; empty: it is not
-            kept.
+        check: takes an answer and returns a value and "", or None and why the answer cannot be used.
+        place: the key under which the journal keeps the answer for a resumed run; empty: it is not kept.
         Raise BudgetExceeded if the budget has no room for the call, or its time is over.
         """
         messages: list[Message] = [{"role": "user", "content": question}]
@@ -144,8 +140,8 @@ class Reflector:
     async def _answer(
         self, purpose: str, model: str | None, messages: list[Message], place: str
     ) -> tuple[str, str] | None:
-        """Return the answer that the journal has for this place, or else that of the model, and its
-        fault (`_fault_of`); None if the call failed.
+        """Return the answer that the journal has for this place, or else that of the model, and its fault
+        (`_fault_of`); None if the call failed.
         """
         kept = self._journal.get(place) if place else None
         if kept is not None:
@@ -166,8 +162,8 @@ class Reflector:
     async def _call_in_time(
         self, purpose: str, model: str | None, messages: list[Message], place: str
     ) -> tuple[str, str, int]:
-        """Return the model's text, its fault and token count, within the budget's time. Warn once
-        if the answer takes longer than `_SLOW_SECONDS`.
+        """Return the model's text, its fault and token count, within the budget's time. Warn once if the answer takes
+        longer than `_SLOW_SECONDS`.
 
         Raise BudgetExceeded when the budget's time is over, before the call or during it.
         """
@@ -194,8 +190,8 @@ class Reflector:
         )
 
     async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, str, int]:
-        """Call the model, within a reservation of the budget. Return its answer, the answer's
-        fault, and the tokens of question and answer together.
+        """Call the model, within a reservation of the budget. Return its answer, the answer's fault, and the tokens of
+        question and answer together.
         """
         if self._client is None:
             async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
@@ -206,9 +202,7 @@ class Reflector:
             return answer, fault, tokens
 
     async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> tuple[str, str, int]:
-        """Return the text of a model's answer, empty if it has none, its fault, and the tokens of
-        the call.
-        """
+        """Return the text of a model's answer, empty if it has none, its fault, and the tokens of the call."""
         answer: Any = await client.chat.completions.create(
             model=model, messages=messages, temperature=self._temperature
         )
@@ -220,9 +214,7 @@ class Reflector:
 
 
 def _fault_of(choice: Any) -> str:
-    """Return why a choice of a chat completion is no whole text, as a sentence for the model;
-    empty if it is one.
-    """
+    """Return why a choice of a chat completion is no whole text, as a sentence for the model; empty if it is one."""
     reason = str(getattr(choice, "finish_reason", None) or "").lower()
     if reason in ("length", "max_tokens", "max_output_tokens", "model_length"):
         return f"it was cut off at the limit of its length (finish_reason {reason!r}); write a shorter one"

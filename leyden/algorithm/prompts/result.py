@@ -20,8 +20,8 @@ class PromptResult:
     version: int
     """The version of these resources."""
     reward: float | None
-    """The mean reward over the validation tasks on which the best prompts were measured; None if
-    they were not measured."""
+    """The mean reward over the validation tasks on which the best prompts were measured; None if they were not
+    measured."""
     against_first: Comparison | None
     """The best prompts compared with the user's, on validation tasks; None if both are the same."""
     test_reward: float | None = None
@@ -29,9 +29,9 @@ class PromptResult:
     test: Comparison | None = None
     """The best prompts compared with the user's, on the test set."""
     expected_reward: float | None = None
-    """The reward to expect of the best prompts on new tasks, from GEPA and APO. The best prompts
-    were also lucky in the rewards of `reward`, because these rewards helped to choose them; this
-    estimate from the rewards of all candidates has little of that luck. None from FewShot."""
+    """The reward to expect of the best prompts on new tasks, from GEPA and APO. The best prompts were also lucky in the
+    rewards of `reward`, because these rewards helped to choose them; this estimate from the rewards of all candidates
+    has little of that luck. None from FewShot."""
 
     def __repr__(self) -> str:
         parts = ["no reward" if self.reward is None else f"reward {figure(self.reward, 3)}"]

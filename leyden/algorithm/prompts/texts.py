@@ -1,5 +1,4 @@
-"""Write the text that a reflection model reads about rollouts, and check the prompts that it
-proposes.
+"""Write the text that a reflection model reads about rollouts, and check the prompts that it proposes.
 
 Pure functions, which know prompts and finished rollouts, no model, no store and no optimiser.
 """
@@ -22,8 +21,8 @@ _ROLLOUT_CHARACTERS = 8000
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Matches the expressions and tags that Jinja and POML replace."""
 _STRAY = {"jinja": re.compile(r"\{\{|\{%|\{#"), "poml": re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")}
-"""Marks that must not be left beside expressions and tags, because they change how the text
-around them is read. Jinja reads a closing mark that nothing has opened as text."""
+"""Marks that must not be left beside expressions and tags, because they change how the text around them is read. Jinja
+reads a closing mark that nothing has opened as text."""
 _SECONDS = re.compile(r"  \d+\.\d\d s(?=  |\Z)")
 """A duration in a transcript: it differs in every run and says nothing about the prompt."""
 
@@ -34,9 +33,9 @@ def rollouts_as_text(scores: Sequence[Score]) -> str:
 
 
 def _rollout_as_text(number: int, score: Score) -> str:
-    """Return the text about one rollout: task, transcript, reward and failure, each cut if it is
-    very long. Of a long conversation the middle is left out, because an agent of several turns
-    succeeds or fails at the end. Durations are removed, because they differ in every run.
+    """Return the text about one rollout: task, transcript, reward and failure, each cut if it is very long. Of a long
+    conversation the middle is left out, because an agent of several turns succeeds or fails at the end. Durations are
+    removed, because they differ in every run.
     """
     head = f'<run number="{number}" reward="{figure(score.reward)}">'
     lines = [head]
@@ -60,7 +59,6 @@ def shown_text(text: str) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return a text, cut after `limit` characters with a note of its full length."""
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text):,} characters in all)"
 
 
@@ -68,8 +66,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def problem_with(text: str, prompt: PromptTemplate, *, max_characters: int) -> str | None:
-    """Return why a text cannot replace a prompt, as a sentence for the model that wrote it; None if
-    it can.
+    """Return why a text cannot replace a prompt, as a sentence for the model that wrote it; None if it can.
 
     The new prompt must have the same placeholders, because the agent fills in the same values.
     """
@@ -93,8 +90,8 @@ def problem_with(text: str, prompt: PromptTemplate, *, max_characters: int) -> s
 
 
 def _problem_with_tags(text: str, prompt: PromptTemplate) -> str | None:
-    """Return why a text cannot replace a template of Jinja or POML: it must have the same tags in
-    the same order, and no new marks beside them. None if it can.
+    """Return why a text cannot replace a template of Jinja or POML: it must have the same tags in the same order, and
+    no new marks beside them. None if it can.
     """
     wanted, found = _tags(prompt.template), _tags(text)
     if found != wanted:
@@ -110,13 +107,12 @@ def _tags(template: str) -> list[str]:
 
 
 def _strays(template: str, engine: str) -> set[str]:
-    """Return the marks of a template that stand outside its expressions and tags."""
     return set(_STRAY[engine].findall(_OTHER_ENGINES.sub("", template)))
 
 
 def placeholders_of(prompt: PromptTemplate) -> set[str]:
-    """Return the names of a template's placeholders. For another engine than `f-string`, return its
-    expressions and tags as they are written.
+    """Return the names of a template's placeholders. For another engine than `f-string`, return its expressions and
+    tags as they are written.
 
     Raise ConfigError for a template that cannot be formatted.
     """

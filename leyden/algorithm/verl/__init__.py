@@ -1,5 +1,5 @@
-"""verl as an algorithm: verl's trainer updates the policy, on one or many GPUs, and Leyden's
-runners, store and gateway make its rollouts.
+"""verl as an algorithm: verl's trainer updates the policy, on one or many GPUs, and Leyden's runners, store and gateway
+make its rollouts.
 
 | module | has |
 |---|---|
@@ -12,8 +12,8 @@ runners, store and gateway make its rollouts.
 | `verl_trainer.py`, `replica.py` | the trainer and the rollout engine for verl |
 | `plugin.py` | registers the engines in each of verl's processes |
 
-The package does not import verl, torch or Ray before they are needed. To support another version of
-verl, look at `verl_trainer.py`, `replica.py` and `examples/verl_cpu`, which subclass verl's classes.
+The package does not import verl, torch or Ray before they are needed. To support another version of verl, look at
+`verl_trainer.py`, `replica.py` and `examples/verl_cpu`, which subclass verl's classes.
 """
 
 from typing import TYPE_CHECKING

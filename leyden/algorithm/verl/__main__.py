@@ -1,6 +1,4 @@
-"""`python -m leyden.algorithm.verl`: train with verl, and serve the store to which runners
-connect.
-"""
+"""`python -m leyden.algorithm.verl`: train with verl, and serve the store to which runners connect."""
 
 from __future__ import annotations
 
@@ -87,8 +85,8 @@ async def _train(arguments: argparse.Namespace) -> None:
 
 @asynccontextmanager
 async def _recorded(algorithm: VERL, folder: Path, store: SqliteLightningStore) -> AsyncGenerator[Run]:
-    """Begin a run in the folder, or continue the run that is there, and record how it ends. A run
-    that ended before its first step is replaced.
+    """Begin a run in the folder, or continue the run that is there, and record how it ends. A run that ended before its
+    first step is replaced.
     """
     metrics = folder / METRICS
     goes_on = metrics.exists() and metrics.stat().st_size > 0

@@ -1,8 +1,8 @@
 """`AgentModeDaemon`: runs a batch of verl's prompts as rollouts of agents, and returns their rows.
 
-The daemon works on the event loop of the algorithm. verl's trainer, which is synchronous, calls it
-from another thread and waits there. The daemon knows the store, the gateway and how rollouts are
-read. It does not know verl: it returns rows and metrics as plain values.
+The daemon works on the event loop of the algorithm. verl's trainer, which is synchronous, calls it from another thread
+and waits there. The daemon knows the store, the gateway and how rollouts are read. It does not know verl: it returns
+rows and metrics as plain values.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, RolloutConf
 logger = logging.getLogger(__name__)
 
 DaemonMode = Literal["v1", "v0"]
-"""The processes that run rollouts. "v1": runners, which claim them from the store. "v0": also
-workers of Agent Lightning 0.1, which fetch tasks from a task server."""
+"""The processes that run rollouts. "v1": runners, which claim them from the store. "v0": also workers of Agent
+Lightning 0.1, which fetch tasks from a task server."""
 
 _NAMED = 5
 """How many rollouts the error of a batch without a runner names."""
@@ -81,9 +81,7 @@ class DaemonOptions:
 
     @classmethod
     def of(cls, config: Any) -> DaemonOptions:
-        """Return the options in a whole configuration, from its section `leyden` and verl's
-        keys.
-        """
+        """Return the options in a whole configuration, from its section `leyden` and verl's keys."""
         rollout, own = config.actor_rollout_ref.rollout, config.leyden
         return cls(
             model=config.actor_rollout_ref.model.path,
@@ -99,8 +97,8 @@ class DaemonOptions:
 def policy_version(step: int, mode: RolloutMode) -> int:
     """Return the number of the trainer's step whose weights sample a batch.
 
-    The rollouts of a training step are sampled with the weights of the step before, those of a
-    validation with the step's own.
+    The rollouts of a training step are sampled with the weights of the step before, those of a validation with the
+    step's own.
     """
     return max(step - 1, 0) if mode == "train" else step
 
@@ -117,21 +115,18 @@ class RolloutBatch:
 
 
 class AgentModeDaemon:
-    """Runs prompts of verl's data loader as rollouts in the store, and converts the rollouts to
-    rows.
+    """Runs prompts of verl's data loader as rollouts in the store, and converts the rollouts to rows.
 
-    Make it in the algorithm's event loop. Call the other methods from another thread: they block.
-    `run_batch`, which Leyden's trainer calls, runs a whole batch. A trainer that was written for
-    Agent Lightning calls `set_up_data_and_server`, `run_until_all_finished`,
-    `get_train_data_batch` or `get_test_metrics`, and `clear_data_and_server` in place of it.
+    Make it in the algorithm's event loop. Call the other methods from another thread: they block. `run_batch`, which
+    Leyden's trainer calls, runs a whole batch. A trainer that was written for Agent Lightning calls
+    `set_up_data_and_server`, `run_until_all_finished`, `get_train_data_batch` or `get_test_metrics`, and
+    `clear_data_and_server` in place of it.
 
     collector: enqueues rollouts, and waits for them.
     llm_proxy: the gateway, which gets verl's servers as its upstream.
     adapter: makes triplets of spans.
-    publish: `Algorithm.publish_endpoint`, which stores an endpoint and returns the model that names
-        it.
-    run_id: the run's id, from which the ids of rollouts are derived, so that a resumed run finds
-        them.
+    publish: `Algorithm.publish_endpoint`, which stores an endpoint and returns the model that names it.
+    run_id: the run's id, from which the ids of rollouts are derived, so that a resumed run finds them.
     initial_resources: further resources of agents.
     """
 
@@ -168,16 +163,14 @@ class AgentModeDaemon:
         self._wait(self._serve_tasks())
 
     async def aclose(self) -> None:
-        """Stop the task server of mode v0. Await it in the algorithm's event loop. Calling it again
-        does nothing.
-        """
+        """Stop the task server of mode v0. Await it in the algorithm's event loop. Calling it again does nothing."""
         server, self.task_server = self.task_server, None
         if server is not None:
             await server.stop()
 
     def set_up_servers(self, addresses: Sequence[str]) -> None:
-        """Route the gateway to verl's servers, and publish the policy as a resource for training
-        and one for validation.
+        """Route the gateway to verl's servers, and publish the policy as a resource for training and one for
+        validation.
 
         addresses: the servers, as HOST:PORT.
         """
@@ -190,10 +183,9 @@ class AgentModeDaemon:
 
         uids: verl's name of each prompt, which becomes the rows' group.
         tasks: the tasks as JSON texts.
-        step: verl's step, from which the version of the weights follows (`policy_version`), which
-            the gateway records.
-        Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no
-        runner has started a rollout within `runner_timeout_seconds`.
+        step: verl's step, from which the version of the weights follows (`policy_version`), which the gateway records.
+        Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no runner has started
+        a rollout within `runner_timeout_seconds`.
         """
         return self._wait(self._run(list(uids), list(tasks), step, mode, n))
 
@@ -219,9 +211,7 @@ class AgentModeDaemon:
         self.set_up_servers(server_addresses)
 
     def run_until_all_finished(self) -> None:
-        """Run the tasks, and return when all rollouts have finished. Raise ConfigError if no tasks
-        were set.
-        """
+        """Run the tasks, and return when all rollouts have finished. Raise ConfigError if no tasks were set."""
         if not self._tasks:
             raise ConfigError("the daemon has no tasks; call set_up_data_and_server first")
         n = self.options.rollouts_per_task if self._batch_mode == "train" else 1
@@ -273,13 +263,10 @@ class AgentModeDaemon:
     # ---- in the algorithm's event loop -----------------------------------------------------------
 
     def _wait(self, work: Any) -> Any:
-        """Run a coroutine in the algorithm's loop, and block until its result is there."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _serve_tasks(self) -> None:
-        """In mode v0, serve the tasks to workers of Agent Lightning 0.1. Raise ConfigError if the
-        port is taken.
-        """
+        """In mode v0, serve the tasks to workers of Agent Lightning 0.1. Raise ConfigError if the port is taken."""
         if self.options.mode == "v1" or self.task_server is not None:
             return
         server = AgentLightningServer(port=self.options.port, store=self._collector.store, recorder=self._proxy)
@@ -291,8 +278,8 @@ class AgentModeDaemon:
         logger.info("workers of Agent Lightning 0.1 find their tasks at %s", server.endpoint)
 
     async def _set_up(self, addresses: Sequence[str]) -> None:
-        """Start the task server of mode v0, route the gateway to verl's servers, and write the
-        resources of training and of validation to the store.
+        """Start the task server of mode v0, route the gateway to verl's servers, and write the resources of training
+        and of validation to the store.
         """
         options = self.options
         await self._serve_tasks()
@@ -308,11 +295,10 @@ class AgentModeDaemon:
             self._resources_ids[mode] = resources_id
 
     async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> RolloutBatch:
-        """Run `n` rollouts per task and return their rows and metrics. Raise NoTrainingData if a
-        training step has none.
+        """Run `n` rollouts per task and return their rows and metrics. Raise NoTrainingData if a training step has
+        none.
 
-        A validation step without usable rows returns one untrained row per rollout, because verl
-        needs its rewards.
+        A validation step without usable rows returns one untrained row per rollout, because verl needs its rewards.
         """
         started = time.perf_counter()
         self._proxy.set_policy_version(self.options.model, policy_version(step, mode))
@@ -382,8 +368,8 @@ class AgentModeDaemon:
         mode: RolloutMode,
         counts: RolloutCounts,
     ) -> list[Group]:
-        """Run the requests and return one group for each prompt, with `n` rollouts at most. Count
-        the rollouts in `counts`.
+        """Run the requests and return one group for each prompt, with `n` rollouts at most. Count the rollouts in
+        `counts`.
 
         Raise ConfigError if no runner has started one within `runner_timeout_seconds`.
         """
@@ -419,8 +405,7 @@ class AgentModeDaemon:
 
 
 def _row_metrics(rows: Sequence[SequenceRow], suffix: str) -> Metrics:
-    """Return the number and the lengths of rows, under the metric names of Agent Lightning's
-    daemon.
+    """Return the number and the lengths of rows, under the metric names of Agent Lightning's daemon.
 
     suffix: the end of each name, which tells the rows before dropping and cutting from those after.
     """

@@ -1,9 +1,9 @@
 """Data sets in verl's form: `AgentDataset` reads tasks from files, `LoadedDataset` takes a list.
 
-verl's own data sets make prompts of their rows. Agents make their prompts themselves, so a row here
-is the task as JSON, which passes verl's data loader and reaches the agent unchanged. verl creates
-`AgentDataset` itself (`data.custom_cls`), so that it can restore its data loader from a checkpoint.
-It accepts only subclasses of torch's `Dataset`.
+verl's own data sets make prompts of their rows. Agents make their prompts themselves, so a row here is the task as
+JSON, which passes verl's data loader and reaches the agent unchanged. verl creates `AgentDataset` itself
+(`data.custom_cls`), so that it can restore its data loader from a checkpoint. It accepts only subclasses of torch's
+`Dataset`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class LoadedDataset(Dataset[Item]):
         return len(self._texts)
 
     def __getitem__(self, place: int) -> Item:
-        """Return one row: the task's JSON text, its place, and the fields that verl wants in each
-        row.
-        """
+        """Return one row: the task's JSON text, its place, and the fields that verl wants in each row."""
         return {"raw_prompt": self._texts[place], "index": place, "data_source": self._source, "reward_model": {}}
 
     def write(self, path: Path) -> Path:
@@ -51,11 +49,9 @@ class LoadedDataset(Dataset[Item]):
 
 
 class AgentDataset(LoadedDataset):
-    """Tasks of JSON Lines or Parquet files as rows of verl, which calls the class with these
-    parameters.
+    """Tasks of JSON Lines or Parquet files as rows of verl, which calls the class with these parameters.
 
-    data_files: a path, or several. Each row of a Parquet file is a task, an object with the columns
-        as its keys.
+    data_files: a path, or several. Each row of a Parquet file is a task, an object with the columns as its keys.
     max_samples: use only so many tasks, from the first on; -1: all.
     The other parameters are verl's, and have no effect.
     Raise ConfigError, naming the line, for a file that is missing, empty or damaged.
@@ -88,8 +84,8 @@ def _read(file: Path) -> list[Any]:
 
 
 def _json_lines(file: Path) -> Iterator[Any]:
-    """Yield the task of each line that is not blank. Raise ConfigError, with the line's number, for
-    a line that is not JSON.
+    """Yield the task of each line that is not blank. Raise ConfigError, with the line's number, for a line that is not
+    JSON.
     """
     with file.open() as lines:
         for number, line in enumerate(lines, start=1):

@@ -1,8 +1,8 @@
-"""Explain why a run of verl's trainer has failed: find the process of Ray that failed, its reason,
-and the last lines of its log.
+"""Explain why a run of verl's trainer has failed: find the process of Ray that failed, its reason, and the last lines
+of its log.
 
-The module knows Ray's errors and where Ray keeps the logs of its processes, no trainer and no
-configuration. For another kind of Ray's errors, add a branch to `_process_of`.
+The module knows Ray's errors and where Ray keeps the logs of its processes, no trainer and no configuration. For
+another kind of Ray's errors, add a branch to `_process_of`.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
@@ -55,11 +55,10 @@ class _Process:
 def explained(
     logs: Path | None, servers: Callable[[], Sequence[Any]], step: Callable[[], int | None]
 ) -> Generator[None]:
-    """Raise an EngineError, with the reason and the last lines of the log, if a process of Ray
-    fails within the block.
+    """Raise an EngineError, with the reason and the last lines of the log, if a process of Ray fails within the block.
 
-    Another error leaves the block unchanged, unless a server has died meanwhile: then the
-    EngineError names that death as its cause.
+    Another error leaves the block unchanged, unless a server has died meanwhile: then the EngineError names that death
+    as its cause.
 
     logs: the folder in which Ray keeps the logs of this machine's processes; None if it is unknown.
     servers: returns the actors that sample.
@@ -95,7 +94,6 @@ def _first_death(servers: Sequence[Any]) -> RayActorError | None:
 
 
 def _describe(error: RayError, logs: Path | None) -> str:
-    """Return which process failed and how, with the last lines of its traceback or log."""
     process = _process_of(error)
     lines, source = (process.traceback, "traceback") if process.traceback else (_log_of(process, logs), "log")
     where = f" (pid {process.pid} on {process.ip})" if process.pid else ""
@@ -104,8 +102,8 @@ def _describe(error: RayError, logs: Path | None) -> str:
 
 
 def _process_of(error: RayError) -> _Process:
-    """Return the process of Ray that an error is about. Name, pid and address are parsed from Ray's
-    message, because the errors have no fields for them.
+    """Return the process of Ray that an error is about. Name, pid and address are parsed from Ray's message, because
+    the errors have no fields for them.
     """
     text = _COLOUR.sub("", describe_error(error))
     if isinstance(error, RayTaskError):
@@ -133,9 +131,6 @@ def _raised(text: str, what: str) -> _Process:
 
 
 def _log_of(process: _Process, logs: Path | None) -> list[str]:
-    """Return the last lines that a process of this machine wrote to its output and its error
-    output.
-    """
     if logs is None or process.pid is None or process.ip != ray.util.get_node_ip_address():
         return []
     files = [file for end in ("out", "err") for file in sorted(logs.glob(f"worker-*-{process.pid}.{end}"))]
@@ -149,7 +144,6 @@ def _last_lines(file: Path) -> list[str]:
 
 
 def _where_to_look(process: _Process) -> str:
-    """Return what a message says if no lines of a log were found."""
     if process.pid is None:
         return "(Ray does not say which process it was; look at the logs in Ray's session folder)"
     return f"(none here; look for worker-*-{process.pid}.err in Ray's session folder on {process.ip})"

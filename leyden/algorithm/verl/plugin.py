@@ -1,5 +1,5 @@
-"""Importing this module adds Leyden's engines to verl's registries: the rollout engine `leyden`,
-and the engines of the platform that `leyden.platform` names.
+"""Importing this module adds Leyden's engines to verl's registries: the rollout engine `leyden`, and the engines of the
+platform that `leyden.platform` names.
 
 Each of verl's processes imports it, because `actor_rollout_ref.model.external_lib` names it.
 """

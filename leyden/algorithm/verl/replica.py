@@ -1,9 +1,8 @@
-"""Leyden's embedded engine as a rollout engine of verl, chosen by
-`actor_rollout_ref.rollout.name=leyden`.
+"""Leyden's embedded engine as a rollout engine of verl, chosen by `actor_rollout_ref.rollout.name=leyden`.
 
-It serves small models on machines without vLLM. Each replica is one server, an actor of Ray, which
-gets the trainer's weights through Ray's object store. `register` adds the engine to verl's
-registries, in each process that imports `leyden.algorithm.verl.plugin`.
+It serves small models on machines without vLLM. Each replica is one server, an actor of Ray, which gets the trainer's
+weights through Ray's object store. `register` adds the engine to verl's registries, in each process that imports
+`leyden.algorithm.verl.plugin`.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -35,9 +34,7 @@ def register() -> None:
 
 
 class EngineServer:
-    """An actor of Ray that serves a model at an OpenAI-compatible endpoint, and loads new
-    weights.
-    """
+    """An actor of Ray that serves a model at an OpenAI-compatible endpoint, and loads new weights."""
 
     def __init__(self, model: str, *, max_length: int, response_length: int) -> None:
         """
@@ -76,11 +73,11 @@ class EngineServer:
     async def set_weights(
         self, weights: Mapping[str, torch.Tensor], step: int | None, lora: Mapping[str, Any] | None = None
     ) -> list[str]:
-        """Serve these weights from now on, at the same address, and return the names that the
-        model does not have.
+        """Serve these weights from now on, at the same address, and return the names that the model does not have.
 
-        step: the trainer's step. lora: PEFT's configuration, if the weights are adapters, which are
-        added to the weights that the model had before any adapter.
+        step: the trainer's step.
+        lora: PEFT's configuration, if the weights are adapters, which are added to the weights that the model had
+        before any adapter.
 
         The engine starts anew, so that nothing of the old weights stays in a cache.
         """
@@ -103,11 +100,11 @@ class EngineServer:
     async def generate(
         self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **_: Any
     ) -> Any:
-        """Sample a response to a prompt for verl's own agent loops, and return verl's
-        `TokenOutput`. Leyden's agents call the endpoint instead.
+        """Sample a response to a prompt for verl's own agent loops, and return verl's `TokenOutput`. Leyden's agents
+        call the endpoint instead.
 
-        sampling_params: `max_tokens`, `temperature` and `top_p`. Others, such as `top_k` and
-            `repetition_penalty`, must have the values that change nothing.
+        sampling_params: `max_tokens`, `temperature` and `top_p`. Others, such as `top_k` and `repetition_penalty`, must
+            have the values that change nothing.
         Raise ConfigError for another value.
         """
         params = _sampling(
@@ -123,8 +120,8 @@ class EngineServer:
         )
 
     async def _ignore(self, **_: Any) -> None:
-        """Do nothing: the engine keeps its weights. They change between two steps, when no call is
-        under way, and `set_weights` starts the engine anew, with an empty cache.
+        """Do nothing: the engine keeps its weights. They change between two steps, when no call is under way, and
+        `set_weights` starts the engine anew, with an empty cache.
         """
 
     wake_up = sleep = abort_all_requests = resume_generation = _ignore
@@ -132,11 +129,11 @@ class EngineServer:
 
 
 def adapter_changes(weights: Mapping[str, torch.Tensor], lora: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the changes of each layer's weight that adapters stand for: `alpha / r * B A` (LoRA,
-    arXiv:2106.09685, section 4.1).
+    """Return the changes of each layer's weight that adapters stand for: `alpha / r * B A` (LoRA, arXiv:2106.09685,
+    section 4.1).
 
-    weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs), and
-        `lora_B` of shape (outputs, r).
+    weights: PEFT's state: `base_model.model.LAYER.lora_A.weight` of shape (r, inputs), and `lora_B` of shape (outputs,
+        r).
     lora: PEFT's configuration, with `r` and `lora_alpha`.
     Raise ConfigError for a kind of adapter that has other weights, such as DoRA's.
     """
@@ -155,8 +152,8 @@ _OF_PEFT, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.wei
 
 
 def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> SamplingParams:
-    """Return the engine's sampling parameters for those of verl. Raise ConfigError for one that the
-    engine does not have.
+    """Return the engine's sampling parameters for those of verl. Raise ConfigError for one that the engine does not
+    have.
 
     default_tokens: `max_tokens` if verl gives none.
     room: the most tokens for which the engine has room after the prompt.
@@ -193,9 +190,7 @@ class EngineReplica(RolloutReplica):
 
 
 class ServerAdapter(BaseRollout):
-    """The trainer's side of a replica: sends the weights of verl's training engine to the replica's
-    server.
-    """
+    """The trainer's side of a replica: sends the weights of verl's training engine to the replica's server."""
 
     async def resume(self, tags: list[str]) -> None:
         """Do nothing: the engine keeps its weights."""
@@ -213,12 +208,12 @@ class ServerAdapter(BaseRollout):
         base_sync_done: bool = False,
         **_: Any,
     ) -> None:
-        """Send full weights, or adapters, to the server. Every rank gathers them; the first rank of
-        each replica sends them.
+        """Send full weights, or adapters, to the server. Every rank gathers them; the first rank of each replica sends
+        them.
 
         peft_config: the configuration of a model with adapters.
-        base_sync_done: whether the weights are those of the adapters. Otherwise they are those of
-            the layers without them, under vLLM's names (`q_proj.base_layer.weight`).
+        base_sync_done: whether the weights are those of the adapters. Otherwise they are those of the layers without
+            them, under vLLM's names (`q_proj.base_layer.weight`).
         Raise RuntimeError for weights that the server's model does not have.
         """
         if wire_format != "named_tensors":
@@ -236,6 +231,5 @@ class ServerAdapter(BaseRollout):
             raise RuntimeError(f"the engine 'leyden' has no weights called {', '.join(unknown[:5])}")
 
     def _replica_size(self) -> int:
-        """Return the number of ranks of a replica."""
         config = self.config
         return config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size

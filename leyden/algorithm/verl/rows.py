@@ -1,12 +1,11 @@
 """Convert scored rollouts to the padded rows of a verl batch.
 
-`score_rollouts`, `make_rows`, `truncate_rows` and `row_tensors` run in this order. They do no I/O,
-and count dropped rollouts and rows in a `Report`. Only `row_tensors` needs torch, and only
-`data_proto`, which makes verl's batch, needs verl. The layout is verl's: prompts are padded on the
-left, responses on the right.
+`score_rollouts`, `make_rows`, `truncate_rows` and `row_tensors` run in this order. They do no I/O, and count dropped
+rollouts and rows in a `Report`. Only `row_tensors` needs torch, and only `data_proto`, which makes verl's batch, needs
+verl. The layout is verl's: prompts are padded on the left, responses on the right.
 
-If all rows of a rollout are dropped, it gets one row without a trained token, because its reward
-counts in its group's baseline, as it does in `PolicyGradient`.
+If all rows of a rollout are dropped, it gets one row without a trained token, because its reward counts in its group's
+baseline, as it does in `PolicyGradient`.
 
 Shapes: R rows, P prompt tokens, S response tokens.
 """
@@ -30,14 +29,13 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 Aggregation = Literal["trajectory", "transition"]
-"""How the calls of a rollout become rows. "trajectory": consecutive calls, each of which continues
-the one before, share a row. "transition": each call is a row, whose prompt repeats the calls
-before it."""
+"""How the calls of a rollout become rows. "trajectory": consecutive calls, each of which continues the one before,
+share a row. "transition": each call is a row, whose prompt repeats the calls before it."""
 
 Overlong = Literal["drop", "cut"]
-"""The treatment of a row whose response is too long. "drop": it is dropped. "cut": the response's
-end is cut off, which changes nothing for the tokens before. A row whose prompt is too long is
-always dropped, because with a shorter prompt the response would have other log-probabilities."""
+"""The treatment of a row whose response is too long. "drop": it is dropped. "cut": the response's end is cut off, which
+changes nothing for the tokens before. A row whose prompt is too long is always dropped, because with a shorter prompt
+the response would have other log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +52,14 @@ class RewardedRollout:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRow:
-    """One sequence to train on, as verl has it: a prompt of any length and a response of S
-    tokens.
-    """
+    """One sequence to train on, as verl has it: a prompt of any length and a response of S tokens."""
 
     group: str
     rollout_id: str
     reward: float
     prompt_ids: list[int]
     response_ids: list[int]
-    """Shape (S,): all tokens from the first sampled one on, with those of the environment between
-    two calls."""
+    """Shape (S,): all tokens from the first sampled one on, with those of the environment between two calls."""
     response_mask: list[int]
     """Shape (S,): 1 where the policy sampled the token."""
     logprobs: list[float]
@@ -89,8 +84,7 @@ class Report:
     cut_tokens: int = 0
     """The number of trained tokens that were cut off at the ends of responses."""
     placeholders: int = 0
-    """The number of rows without a trained token that carry the reward of a rollout that cannot be
-    trained on."""
+    """The number of rows without a trained token that carry the reward of a rollout that cannot be trained on."""
 
     def metrics(self, prefix: str = "leyden/") -> dict[str, float]:
         """Return the counts as metrics of verl's logger."""
@@ -112,8 +106,7 @@ class Report:
 
 
 def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[list[RewardedRollout], Report]:
-    """Return the rollouts of all groups that have a finite reward, and a report that counts the
-    others by reason.
+    """Return the rollouts of all groups that have a finite reward, and a report that counts the others by reason.
 
     names: the name of each group; by default its number.
     """
@@ -135,9 +128,7 @@ def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[
 
 
 def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "trajectory") -> list[SequenceRow]:
-    """Return the rows of all rollouts that have a trained token, in the order of the rollouts and
-    their calls.
-    """
+    """Return the rows of all rollouts that have a trained token, in the order of the rollouts and their calls."""
     check_choice("level", level, ("trajectory", "transition"))
     return [
         row
@@ -155,8 +146,7 @@ def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "traject
 def _row(rollout: RewardedRollout, trajectory: Trajectory, calls: Sequence[tuple[int, int]]) -> SequenceRow:
     """Return the row that holds consecutive calls of a trajectory.
 
-    calls: (start, end) indices of the calls' response tokens. Tokens between two calls are in the
-    row, with mask 0.
+    calls: (start, end) indices of the calls' response tokens. Tokens between two calls are in the row, with mask 0.
     """
     start, end = calls[0][0], calls[-1][1]
     return SequenceRow(
@@ -184,8 +174,8 @@ def truncate_rows(
     overlong: Overlong = "drop",
     pad_id: int = 0,
 ) -> list[SequenceRow]:
-    """Return the rows that fit, and a placeholder for each rollout without one. Count dropped rows,
-    cut tokens and placeholders in `report`.
+    """Return the rows that fit, and a placeholder for each rollout without one. Count dropped rows, cut tokens and
+    placeholders in `report`.
 
     pad_id: the token of a placeholder's prompt and response.
     Raise NoTrainingData if no row has a trained token.
@@ -215,8 +205,8 @@ def truncate_rows(
 def _fit(
     row: SequenceRow, report: Report, max_prompt: int, max_response: int, overlong: Overlong
 ) -> SequenceRow | None:
-    """Return the row, cut to `max_response` if `overlong` is "cut", or None if it must be dropped.
-    Count drops and cut tokens in `report`.
+    """Return the row, cut to `max_response` if `overlong` is "cut", or None if it must be dropped. Count drops and cut
+    tokens in `report`.
     """
     if len(row.prompt_ids) > max_prompt:
         report.dropped[f"the prompt is longer than max_prompt_length={max_prompt}"] += 1
@@ -241,12 +231,12 @@ def placeholder_row(rollout: RewardedRollout, pad_id: int) -> SequenceRow:
 
 
 def rollout_scales(trained: Sequence[tuple[str, int]]) -> list[float]:
-    """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row
-    of a rollout that is not trained on.
+    """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row of a rollout that
+    is not trained on.
 
-    If the advantages are multiplied by these factors, verl's `seq-mean-token-sum` averages over
-    rollouts, for a policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO,
-    CISPO). Rollouts without a trained token do not count, as in `PolicyGradient`.
+    If the advantages are multiplied by these factors, verl's `seq-mean-token-sum` averages over rollouts, for a policy
+    loss that is homogeneous in the advantages (PPO's clipped one, GSPO, CISPO). Rollouts without a trained token do not
+    count, as in `PolicyGradient`.
 
     trained: the rollout's id and the number of trained tokens of each row.
     """
@@ -264,16 +254,15 @@ def rollout_scales(trained: Sequence[tuple[str, int]]) -> list[float]:
 def row_tensors(
     rows: Sequence[SequenceRow], *, pad_id: int, prompt_length: int | None = None, response_length: int | None = None
 ) -> dict[str, Tensor]:
-    """Return the tensors of R rows by verl's names, on the CPU. Prompts are padded on the left to P
-    tokens, responses on the right to S tokens.
+    """Return the tensors of R rows by verl's names, on the CPU. Prompts are padded on the left to P tokens, responses
+    on the right to S tokens.
 
-    prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S),
-    response_mask, rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).
+    prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S), response_mask,
+    rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).
 
-    A row's score is its rollout's reward, at its last token. verl's GRPO takes the score of the
-    last row for the whole rollout; its other estimators take each row as a sample. Multiply the
-    advantages by `rollout_scales`: then the mean over rows of (sum over a row's tokens) is the mean
-    over rollouts of (mean over the rollout's tokens).
+    A row's score is its rollout's reward, at its last token. verl's GRPO takes the score of the last row for the whole
+    rollout; its other estimators take each row as a sample. Multiply the advantages by `rollout_scales`: then the mean
+    over rows of (sum over a row's tokens) is the mean over rollouts of (mean over the rollout's tokens).
 
     pad_id: the token of the padding.
     prompt_length, response_length: the lengths to pad to; None: the longest one.
@@ -311,8 +300,7 @@ def row_tensors(
 
 
 def data_proto(rows: Sequence[SequenceRow], **padding: Any) -> Any:
-    """Return rows as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids` and
-    `__num_turns__`.
+    """Return rows as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids` and `__num_turns__`.
 
     padding: the options of `row_tensors`.
     Raise MissingExtra if verl is not installed.

@@ -27,14 +27,13 @@ _AFTER_THE_LAST_STEP: Final = 2**31 - 1
 class VERL(Algorithm):
     """Trains a policy with verl (https://github.com/verl-project/verl): FSDP, vLLM and Ray.
 
-    It trains on one GPU or many. Agents are run and recorded as with `PolicyGradient`, and verl's
-    trainer gets the rows of their rollouts. It needs the extra `verl`, in an environment that verl
-    supports.
+    It trains on one GPU or many. Agents are run and recorded as with `PolicyGradient`, and verl's trainer gets the rows
+    of their rollouts. It needs the extra `verl`, in an environment that verl supports.
 
-    config: changes of the configuration: a YAML file or a mapping, nested or with dotted keys. A
-        key that verl does not know begins with a plus sign.
-    trainer_cls: a subclass of verl's `PPOTrainer` to use in place of `AgentLightningTrainer`. It is
-        called with `(config, report=...)`.
+    config: changes of the configuration: a YAML file or a mapping, nested or with dotted keys. A key that verl does not
+        know begins with a plus sign.
+    trainer_cls: a subclass of verl's `PPOTrainer` to use in place of `AgentLightningTrainer`. It is called with
+        `(config, report=...)`.
     daemon_cls: a class to use in place of `AgentModeDaemon`.
     overrides: changes in Hydra's command-line syntax, applied after `config`.
     Raise ConfigError for a key that verl does not know, and for a value that it refuses.
@@ -46,8 +45,7 @@ class VERL(Algorithm):
     resumable = True
 
     validates_at_end: bool = True
-    """Whether a validation set is run after the last step although no `trainer.test_freq` asks for
-    it."""
+    """Whether a validation set is run after the last step although no `trainer.test_freq` asks for it."""
 
     def __init__(
         self,
@@ -73,8 +71,7 @@ class VERL(Algorithm):
     def get_client(self) -> AgentLightningClient:
         """Return a client of mode v0's task server, as a worker of Agent Lightning 0.1 uses it.
 
-        Raise ConfigError in mode v1, whose runners take tasks from the store, and if `leyden.port`
-        is 0.
+        Raise ConfigError in mode v1, whose runners take tasks from the store, and if `leyden.port` is 0.
         """
         own = self.config.leyden
         if own.mode != "v0":
@@ -89,13 +86,12 @@ class VERL(Algorithm):
         return AgentLightningClient(f"http://127.0.0.1:{own.port}")
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """Train with verl. Checkpoints are written to the run's directory, and a resumed run
-        continues from the newest one.
+        """Train with verl. Checkpoints are written to the run's directory, and a resumed run continues from the newest
+        one.
 
-        Without data sets, verl reads `data.train_files` and `data.val_files`. With a validation set
-        and no `trainer.test_freq`, verl also validates once, after the last step. Without one, verl
-        validates on the training set, if `trainer.val_before_train` or `trainer.test_freq` asks for
-        a validation.
+        Without data sets, verl reads `data.train_files` and `data.val_files`. With a validation set and no
+        `trainer.test_freq`, verl also validates once, after the last step. Without one, verl validates on the training
+        set, if `trainer.val_before_train` or `trainer.test_freq` asks for a validation.
         """
         from leyden.algorithm.verl.verl_run import run_ppo
 
@@ -119,8 +115,8 @@ class VERL(Algorithm):
                 await daemon.aclose()
 
     def _prepared(self, scratch: Path, kept: Path | None, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
-        """Return a copy of the configuration that names files with the data sets, and a folder for
-        checkpoints. Write the data sets.
+        """Return a copy of the configuration that names files with the data sets, and a folder for checkpoints. Write
+        the data sets.
 
         scratch: a folder for the data sets, which lasts as long as the run.
         kept: the run's directory, if it has one.

@@ -1,9 +1,9 @@
-"""The configuration of a verl run. Leyden's defaults replace those of verl's `ppo_trainer`, and the
-user's values replace both.
+"""The configuration of a verl run. Leyden's defaults replace those of verl's `ppo_trainer`, and the user's values
+replace both.
 
-`make_config` composes it with Hydra and checks the keys. `check_config` lets verl check the values.
-`check_model` and `check_resources` check the model folder and Ray's accelerators. verl documents
-its own keys; `defaults.yaml` documents the keys of the section `leyden`.
+`make_config` composes it with Hydra and checks the keys. `check_config` lets verl check the values. `check_model` and
+`check_resources` check the model folder and Ray's accelerators. verl documents its own keys; `defaults.yaml` documents
+the keys of the section `leyden`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MAKES_PROMPTS = (
     "return_full_prompt",
     "apply_chat_template_kwargs",
 )
-"""Keys of `data` that tell verl's own data sets how to make prompts. They have no effect on
-`AgentDataset`, which makes none."""
+"""Keys of `data` that tell verl's own data sets how to make prompts. They have no effect on `AgentDataset`, which makes
+none."""
 Config = Mapping[str, Any] | str | Path
 """Keys of a configuration, nested or dotted, or the path of a YAML file with them."""
 
@@ -42,12 +42,11 @@ Config = Mapping[str, Any] | str | Path
 def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> Any:
     """Return the whole configuration, an OmegaConf `DictConfig`.
 
-    config: changes of the defaults. A key that verl does not know must be written with Hydra's plus
-        sign, as in `{"+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": 4}`.
-    overrides: Hydra's command-line syntax, applied last:
-        `["data.train_batch_size=8", "+trainer.note=test"]`.
-    Raise ConfigError for an unknown key, with the nearest known one, for a key that would have no
-    effect, and for a file or an override that cannot be read.
+    config: changes of the defaults. A key that verl does not know must be written with Hydra's plus sign, as in
+        `{"+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": 4}`.
+    overrides: Hydra's command-line syntax, applied last: `["data.train_batch_size=8", "+trainer.note=test"]`.
+    Raise ConfigError for an unknown key, with the nearest known one, for a key that would have no effect, and for a
+    file or an override that cannot be read.
     """
     omegaconf, hydra = _import("omegaconf"), _import("hydra")
     defaults = omegaconf.OmegaConf.load(_DEFAULTS)
@@ -72,8 +71,8 @@ def make_config(config: Config | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def check_config(config: Any) -> None:
-    """Let verl check the values of a configuration. Raise ConfigError with verl's message, and for
-    an estimator or an engine that verl does not know, which it would notice in the first step.
+    """Let verl check the values of a configuration. Raise ConfigError with verl's message, and for an estimator or an
+    engine that verl does not know, which it would notice in the first step.
 
     Estimators and engines of your own count if they were registered with verl in this process.
     """
@@ -98,8 +97,8 @@ def check_config(config: Any) -> None:
 
 
 def check_model(path: str) -> None:
-    """Raise ConfigError if a model's folder does not exist or holds no model, or if a model of the
-    hub would have to be downloaded while HF_HUB_OFFLINE=1.
+    """Raise ConfigError if a model's folder does not exist or holds no model, or if a model of the hub would have to be
+    downloaded while HF_HUB_OFFLINE=1.
 
     path: `actor_rollout_ref.model.path`.
     """
@@ -151,8 +150,8 @@ def _folder_of_verl() -> Path:
 
 
 def _read(config: Config | None) -> Mapping[str, Any]:
-    """Return the user's changes to the configuration as a mapping. Raise ConfigError for a file
-    that cannot be read, and for an object that is no mapping.
+    """Return the user's changes to the configuration as a mapping. Raise ConfigError for a file that cannot be read,
+    and for an object that is no mapping.
     """
     omegaconf = _import("omegaconf")
     if config is None:
@@ -172,8 +171,8 @@ def _read(config: Config | None) -> Mapping[str, Any]:
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a nested mapping with their values. A plus sign before any part of a
-    key is moved to its front.
+    """Yield the dotted keys of a nested mapping with their values. A plus sign before any part of a key is moved to its
+    front.
     """
     for name, value in config.items():
         part, is_new = str(name).removeprefix("+"), str(name).startswith("+") or prefix.startswith("+")
@@ -186,8 +185,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _parsed(override: str) -> tuple[str, Any]:
-    """Return the key, with "+" for a new one, and the value of a Hydra override. Raise ConfigError
-    for one that deletes or sweeps.
+    """Return the key, with "+" for a new one, and the value of a Hydra override. Raise ConfigError for one that deletes
+    or sweeps.
     """
     parser = _import("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     try:
@@ -202,8 +201,8 @@ def _parsed(override: str) -> tuple[str, Any]:
 
 
 def _set(config: Any, key: str, value: Any) -> None:
-    """Set a dotted key. Raise ConfigError for an unknown key without a plus sign, and for a value
-    that cannot be set.
+    """Set a dotted key. Raise ConfigError for an unknown key without a plus sign, and for a value that cannot be
+    set.
     """
     omegaconf = _import("omegaconf")
     is_new, name = key.startswith("+"), key.removeprefix("+")
@@ -241,9 +240,7 @@ def _unknown(config: Any, name: str) -> str:
 
 
 def _check_own(config: Any) -> None:
-    """Raise ConfigError for an invalid value in the section `leyden`, and for a value of verl's
-    that contradicts it.
-    """
+    """Raise ConfigError for an invalid value in the section `leyden`, and for a value of verl's that contradicts it."""
     own = config.leyden
     check_choice("leyden.mode", own.mode, ("v1", "v0"))
     check_number("leyden.port", own.port, at_least=0, at_most=65_535, whole=True)
@@ -285,8 +282,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return an error's message in one line. If its first cause has no message, such as a bare
-    `assert`, the line of the program that raised it follows.
+    """Return an error's message in one line. If its first cause has no message, such as a bare `assert`, the line of
+    the program that raised it follows.
     """
     text = " ".join(str(error).split())
     first = error

@@ -1,7 +1,7 @@
 """`run_ppo`: a whole run of verl's trainer in the calling thread, with Ray and TransferQueue.
 
-verl's driver runs in this process, because the store, the gateway and the run's record are here
-under every strategy. verl's workers and servers are processes of Ray.
+verl's driver runs in this process, because the store, the gateway and the run's record are here under every strategy.
+verl's workers and servers are processes of Ray.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -49,13 +49,12 @@ def run_ppo(
 
     It blocks: call it in a thread, and not in the thread of the daemon's event loop.
 
-    config: a configuration of `make_config`. `data.train_files` and `data.val_files` name JSONL or
-        Parquet files with tasks.
+    config: a configuration of `make_config`. `data.train_files` and `data.val_files` name JSONL or Parquet files with
+        tasks.
     trainer_cls: the trainer to use in place of `AgentLightningTrainer`.
     report: called with metrics, the stage ("train" or "val"), and the step.
-    Raise ConfigError before training for a configuration, a model or a cluster that cannot work.
-    Raise EngineError, with the last lines of its log, if a process of Ray fails. Errors of the
-    trainer itself are raised unchanged.
+    Raise ConfigError before training for a configuration, a model or a cluster that cannot work. Raise EngineError,
+    with the last lines of its log, if a process of Ray fails. Errors of the trainer itself are raised unchanged.
     """
     if trainer_cls is None and (mode := config.trainer.v1.trainer_mode) != "sync":
         raise ConfigError(
@@ -126,11 +125,10 @@ def use_plug_points(config: Any) -> None:
 
 @contextmanager
 def with_cluster(config: Any) -> Generator[Path | None]:
-    """Connect to Ray or start it, and open TransferQueue. Close both at the end if they were opened
-    here.
+    """Connect to Ray or start it, and open TransferQueue. Close both at the end if they were opened here.
 
-    Yield the folder of Ray's logs, or None if it is unknown. Raise ConfigError if Ray has fewer
-    accelerators than the trainer needs.
+    Yield the folder of Ray's logs, or None if it is unknown. Raise ConfigError if Ray has fewer accelerators than the
+    trainer needs.
     """
     with _ray(config) as logs, _queue(config):
         yield logs
@@ -138,11 +136,11 @@ def with_cluster(config: Any) -> Generator[Path | None]:
 
 @contextmanager
 def _ray(config: Any) -> Generator[Path | None]:
-    """Use the Ray that is connected, or connect to it or start it with `ray_kwargs.ray_init`, and
-    shut that down at the end.
+    """Use the Ray that is connected, or connect to it or start it with `ray_kwargs.ray_init`, and shut that down at the
+    end.
 
-    Yield the folder with the logs of Ray's processes on this machine, or None if Ray does not say
-    it. Raise ConfigError if Ray has fewer accelerators than the trainer needs.
+    Yield the folder with the logs of Ray's processes on this machine, or None if Ray does not say it. Raise ConfigError
+    if Ray has fewer accelerators than the trainer needs.
     """
     import ray
     from omegaconf import OmegaConf
@@ -213,8 +211,8 @@ def _start_ray(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _bytecode() -> Generator[None]:
-    """Let processes that start within the block write bytecode, by removing
-    PYTHONDONTWRITEBYTECODE. Otherwise each of Ray's processes would compile verl and torch anew.
+    """Let processes that start within the block write bytecode, by removing PYTHONDONTWRITEBYTECODE. Otherwise each of
+    Ray's processes would compile verl and torch anew.
     """
     value = os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:

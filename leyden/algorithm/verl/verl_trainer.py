@@ -1,9 +1,8 @@
 """`AgentLightningTrainer`: verl's synchronous trainer with rollouts of Leyden's runners.
 
-It subclasses verl's `PPOTrainerSync` and overrides its hooks, and the steps in which it matters
-that a rollout may have several rows. The agent loop manager passes each batch of prompts to a
-daemon, and puts the rows into TransferQueue under verl's keys, `{uid}_{session}_{index}`. No code
-of verl is patched.
+It subclasses verl's `PPOTrainerSync` and overrides its hooks, and the steps in which it matters that a rollout may have
+several rows. The agent loop manager passes each batch of prompts to a daemon, and puts the rows into TransferQueue
+under verl's keys, `{uid}_{session}_{index}`. No code of verl is patched.
 """
 
 # verl is installed in few environments, and it has no types.
@@ -33,8 +32,8 @@ Report = Callable[[Metrics, str, int], None]
 
 
 class DaemonLoopManager:
-    """An agent loop manager for verl: runs prompts with a daemon, and waits for their rollouts. An
-    error of the daemon ends the trainer's step.
+    """An agent loop manager for verl: runs prompts with a daemon, and waits for their rollouts. An error of the daemon
+    ends the trainer's step.
     """
 
     def __init__(self, daemon: AgentModeDaemon, config: Any) -> None:
@@ -98,9 +97,7 @@ def queue_rows(
 
 
 def _fields(row: SequenceRow, session: int, source: str, *, step: int) -> dict[str, Any]:
-    """Return a row as verl's transfer queue stores it, with the reward on the response's last
-    token.
-    """
+    """Return a row as verl's transfer queue stores it, with the reward on the response's last token."""
     prompts, responses = torch.tensor(row.prompt_ids), torch.tensor(row.response_ids)
     mask = torch.tensor(row.response_mask)
     scores = torch.zeros(len(responses))
@@ -150,7 +147,10 @@ class AgentLightningTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(worker())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train to the last step. agent_loop_manager: makes the rollouts."""
+        """Train to the last step.
+
+        agent_loop_manager: makes the rollouts.
+        """
         self._loop_manager = agent_loop_manager
         super().fit(agent_loop_manager)
 
@@ -168,14 +168,13 @@ class AgentLightningTrainer(PPOTrainerSync):
         return metrics
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> Any:
-        """Do one step of verl, and add the daemon's metrics to those of verl's loggers."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         metrics.update({f"leyden/{name}": value for name, value in _numbers(self._sampled("train")).items()})
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Compute verl's advantages; with `leyden.rollout_loss`, scale each row so that rollouts
-        count equally, however many rows they have.
+        """Compute verl's advantages; with `leyden.rollout_loss`, scale each row so that rollouts count equally, however
+        many rows they have.
         """
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.leyden.rollout_loss:
@@ -198,15 +197,11 @@ class AgentLightningTrainer(PPOTrainerSync):
         self._report_validation()
 
     def _report_validation(self) -> None:
-        """Report the newest validation, once. It is called after a step's own metrics were
-        reported.
-        """
         validated, self._validated = self._validated, None
         if self._report is not None and validated is not None:
             self._report(validated, "val", self.global_steps)
 
     def _sampled(self, mode: RolloutMode) -> Metrics:
-        """Return the daemon's metrics of the newest batch of a mode."""
         return {} if self._loop_manager is None else self._loop_manager.metrics.get(mode, {})
 
 

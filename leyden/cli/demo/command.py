@@ -49,8 +49,8 @@ def demo(
 ) -> None:
     """Train a small language model to play guess-the-number, in a few minutes, on two cores.
 
-    An agent written with the official openai client plays over HTTP; every token is recorded;
-    reinforcement learning does the rest.
+    An agent written with the official openai client plays over HTTP; every token is recorded; reinforcement learning
+    does the rest.
 
     \b
     Examples:

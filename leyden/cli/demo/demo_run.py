@@ -1,8 +1,8 @@
 """Train the demo's agent with the parts that production uses, small enough for a laptop.
 
-A run has the starting weights, a policy backend in a process of its own, the gateway, a durable
-store and `PolicyGradient`. Afterwards this module reads the metrics, draws the curve, and returns a
-game from before and one from after training.
+A run has the starting weights, a policy backend in a process of its own, the gateway, a durable store and
+`PolicyGradient`. Afterwards this module reads the metrics, draws the curve, and returns a game from before and one from
+after training.
 """
 
 # matplotlib leaves some parameters of its public functions without a type:
@@ -103,8 +103,7 @@ def start_run(directory: Path, options: DemoOptions) -> None:
 def set_steps(directory: Path, steps: int) -> None:
     """Set the total number of steps after which the run in `directory` ends.
 
-    Raise ConfigError for a directory without a run of the demo, and for a run that has done more
-    steps.
+    Raise ConfigError for a directory without a run of the demo, and for a run that has done more steps.
     """
     options = _chosen(directory)
     done = len(read_metrics(directory, "train")) if (directory / _METRICS).exists() else 0

@@ -1,13 +1,12 @@
 """Guess the number: the demo's game of several turns.
 
-The game picks a number from 0 to 9, and the player has four turns. The game begins with `guess
-0..9`. Each of its replies says in few tokens whether the number is higher or lower, and which range
-is still open: `higher 6..9`, `lower 6..7`, `right`. Halving the range always wins. A player who
-ignores the replies wins one game in three.
+The game picks a number from 0 to 9, and the player has four turns. The game begins with `guess 0..9`. Each of its
+replies says in few tokens whether the number is higher or lower, and which range is still open: `higher 6..9`, `lower
+6..7`, `right`. Halving the range always wins. A player who ignores the replies wins one game in three.
 
-The module knows neither models nor Leyden's store and gateway: any function from the last message
-to a reply can play. To change the difficulty, change `NUMBERS` and `TURNS`, and make the starting
-weights again (`benchmarks/make_weights.py`).
+The module knows neither models nor Leyden's store and gateway: any function from the last message to a reply can play.
+To change the difficulty, change `NUMBERS` and `TURNS`, and make the starting weights again
+(`benchmarks/make_weights.py`).
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Game:
     def guess(self, text: str) -> GuessReply:
         """Take the player's reply as the next guess.
 
-        text: any text. A whole number is a guess, even outside the open range, where it teaches
-            nothing. Any other text loses the game at once.
+        text: any text. A whole number is a guess, even outside the open range, where it teaches nothing. Any other text
+            loses the game at once.
         Raise ConfigError if the game is over.
         """
         if self.done:
@@ -93,8 +92,8 @@ class Game:
 def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
     """Return one reply of the player whom the starting weights imitate, who seldom listens.
 
-    attention: the share of turns, 0 to 1, in which the player picks a number from the open range.
-        In the other turns it picks any number.
+    attention: the share of turns, 0 to 1, in which the player picks a number from the open range. In the other turns it
+        picks any number.
     The player wins 34 % of its games with attention 0, 45 % with 0.25, and 76 % with 1.
     """
     if rng.random() < attention:

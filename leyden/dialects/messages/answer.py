@@ -30,8 +30,8 @@ _STOP_REASONS = {
 
 
 def answer_from_chat(answer: Json, request: Json) -> Json:
-    """Return a chat answer as a message of Anthropic's API. Unknown fields are kept at the top
-    level. Raise Untranslatable unless the answer has one choice.
+    """Return a chat answer as a message of Anthropic's API. Unknown fields are kept at the top level. Raise
+    Untranslatable unless the answer has one choice.
 
     request: the client's request, which this API's answers do not repeat.
     """
@@ -63,8 +63,7 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
 def stop_of(choice: Json, *, calls: bool) -> tuple[str | None, str | None]:
     """Return (stop_reason, stop_sequence) of a chat choice.
 
-    calls: whether the choice has tool calls. vLLM's field `stop_reason` holds the stop string that
-    ended the choice.
+    calls: whether the choice has tool calls. vLLM's field `stop_reason` holds the stop string that ended the choice.
     """
     reason = choice.get("finish_reason")
     if reason is None:
@@ -77,8 +76,8 @@ def stop_of(choice: Json, *, calls: bool) -> tuple[str | None, str | None]:
 
 
 def usage_of(usage: Any) -> Json:
-    """Return chat's usage in Anthropic's form, where `input_tokens` does not include the tokens
-    that were read from the cache or written to it.
+    """Return chat's usage in Anthropic's form, where `input_tokens` does not include the tokens that were read from the
+    cache or written to it.
     """
     counted = an_object(usage or {}, "usage")
     prompt = an_object(counted.get("prompt_tokens_details") or {}, "usage")
@@ -142,9 +141,7 @@ def finish_reason(stop_reason: Any) -> Any:
 
 
 def chat_usage(usage: Any) -> Json:
-    """Return Anthropic's usage in chat's form, where `prompt_tokens` includes the cache's
-    tokens.
-    """
+    """Return Anthropic's usage in chat's form, where `prompt_tokens` includes the cache's tokens."""
     counted = an_object(usage or {}, "usage")
     read, written = counted.get("cache_read_input_tokens") or 0, counted.get("cache_creation_input_tokens") or 0
     n_prompt = (counted.get("input_tokens") or 0) + read + written

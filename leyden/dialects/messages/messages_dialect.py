@@ -39,8 +39,8 @@ _FIELD_TYPES: FieldTypes = {
 
 
 def anthropic_error(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """Return Anthropic's error object as JSON. `code` and `param` are ignored, because the object
-    has no such fields.
+    """Return Anthropic's error object as JSON. `code` and `param` are ignored, because the object has no such
+    fields.
     """
     return dump(_error(status, message))
 
@@ -51,13 +51,11 @@ def anthropic_error_event(status: int, message: str, *, code: str | None = None,
 
 
 def _error(status: int, message: str) -> Json:
-    """Return an error's body in the form of Anthropic's API."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _models_page(names: Sequence[str]) -> Json:
-    """Return the body of Anthropic's list of models."""
     about = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
     models = [{"id": name, "display_name": name, **about} for name in names]
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}

@@ -13,17 +13,14 @@ from leyden.errors import Untranslatable
 
 
 class EventsFromChat:
-    """Converts chat's chunks to the events that an Anthropic client reads. One content block is
-    open at a time.
-    """
+    """Converts chat's chunks to the events that an Anthropic client reads. One content block is open at a time."""
 
     def __init__(self, request: Json) -> None:
         """request: the client's request, which this API's events do not repeat."""
         self._started = False
         self._n_blocks = 0
         self._open: str | int | None = None
-        """The kind of the block that is open; for a tool call, its index in chat; None: no
-        block."""
+        """The kind of the block that is open; for a tool call, its index in chat; None: no block."""
         self._signature = ""
         """The signature of the open thinking block, which is sent at the block's end."""
         self._calls = 0
@@ -33,8 +30,8 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return Anthropic's events for one chunk of a chat stream. Raise Untranslatable for a
-        chunk that they cannot express.
+        """Return Anthropic's events for one chunk of a chat stream. Raise Untranslatable for a chunk that they cannot
+        express.
         """
         events: list[Json] = [] if self._started else [self._start(chunk)]
         if chunk.get("usage") is not None:
@@ -73,8 +70,8 @@ class EventsFromChat:
         return {"type": "message_start", "message": message}
 
     def _delta(self, delta: Json) -> list[Json]:
-        """Return Anthropic's events for one delta of a chat stream. A new kind of content closes
-        the open block and begins another.
+        """Return Anthropic's events for one delta of a chat stream. A new kind of content closes the open block and
+        begins another.
         """
         events: list[Json] = []
         blocks = a_list(delta.get("thinking_blocks"), "thinking_blocks")
@@ -91,8 +88,8 @@ class EventsFromChat:
         return events
 
     def _whole_thinking(self, block: Any) -> list[Json]:
-        """Return the events for a block of `thinking_blocks`: a redacted block whole, or the
-        signature of a thinking block, with its text if that has not arrived as reasoning.
+        """Return the events for a block of `thinking_blocks`: a redacted block whole, or the signature of a thinking
+        block, with its text if that has not arrived as reasoning.
         """
         if block.get("type") == "redacted_thinking":
             return [*self._close(), self._begin("redacted", block), *self._close()]
@@ -104,8 +101,8 @@ class EventsFromChat:
         return [*events, *self._close()]
 
     def _call(self, part: Json) -> list[Json]:
-        """Return the events for one piece of a tool call. Raise Untranslatable if it continues a
-        call whose block is already closed.
+        """Return the events for one piece of a tool call. Raise Untranslatable if it continues a call whose block is
+        already closed.
         """
         index = int(part.get("index", self._calls))
         function = an_object(part.get("function") or {}, "delta.tool_calls.function")
@@ -121,19 +118,14 @@ class EventsFromChat:
         return events
 
     def _to(self, kind: str, block: Json) -> list[Json]:
-        """Return the events that close the open block and begin `block`; none if one of this kind
-        is open already.
-        """
         return [] if self._open == kind else [*self._close(), self._begin(kind, block)]
 
     def _begin(self, kind: str | int, block: Json) -> Json:
-        """Return the event that opens a block."""
         self._open = kind
         self._n_blocks += 1
         return {"type": "content_block_start", "index": self._n_blocks - 1, "content_block": block}
 
     def _in_block(self, delta: Json) -> Json:
-        """Return the event that adds to the open block."""
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
     def _close(self) -> list[Json]:
@@ -162,8 +154,8 @@ class EventsToChat:
         self._usage: Json = {}
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chat chunks for one event of Anthropic's stream, often none. Raise
-        Untranslatable for an event that chat cannot express.
+        """Return the chat chunks for one event of Anthropic's stream, often none. Raise Untranslatable for an event
+        that chat cannot express.
         """
         match event.get("type"):
             case "message_start":
@@ -187,20 +179,20 @@ class EventsToChat:
                 raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot express")
 
     def _chunk(self, delta: Json, **fields: Any) -> Json:
-        """Return a chat chunk. fields: of its choice."""
+        """Return a chat chunk.
+
+        fields: of its choice.
+        """
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _start(self, message: Json) -> list[Json]:
-        """Return the chunk for `message_start`."""
         self._usage |= message.get("usage") or {}
         self._head = {"id": message.get("id"), "object": "chat.completion.chunk", "created": 0}
         self._head["model"] = message.get("model")
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def _begin(self, index: int, block: Json) -> list[Json]:
-        """Return the chat chunks for the begin of a content block, and keep the block to assemble
-        it.
-        """
+        """Return the chat chunks for the begin of a content block, and keep the block to assemble it."""
         self._blocks[index] = dict(block)
         match block.get("type"):
             case "text":
@@ -217,8 +209,8 @@ class EventsToChat:
                 raise Untranslatable("content_block.type", f"is {shown(kind)}, which chat cannot express")
 
     def _delta(self, index: int, delta: Json) -> list[Json]:
-        """Return the chat chunks for one delta of a content block. A signature makes no chunk; it
-        is kept for the end of its block.
+        """Return the chat chunks for one delta of a content block. A signature makes no chunk; it is kept for the end
+        of its block.
         """
         block = self._blocks[index]
         match delta.get("type"):
@@ -238,17 +230,19 @@ class EventsToChat:
                 raise Untranslatable("delta.type", f"is {shown(kind)}, which chat cannot express")
 
     def _thinking(self, text: str) -> Json:
-        """Return the chunk for a piece of thinking, under all names that clients read it by."""
         return self._chunk(dict.fromkeys(REASONING, text))
 
     def _arguments(self, index: int, text: str) -> list[Json]:
-        """Return the chunk for a piece of a call's arguments. index: the block's."""
+        """Return the chunk for a piece of a call's arguments.
+
+        index: the block's.
+        """
         self._blocks[index]["arguments"] += text
         return [self._chunk({"tool_calls": [{"index": self._calls[index], "function": {"arguments": text}}]})]
 
     def _stop_block(self, index: int) -> list[Json]:
-        """Return the chat chunks for the end of a content block: the arguments of a tool call that
-        had no deltas, or the whole block of signed or redacted thinking.
+        """Return the chat chunks for the end of a content block: the arguments of a tool call that had no deltas, or
+        the whole block of signed or redacted thinking.
         """
         block = self._blocks.pop(index)
         if block["type"] == "tool_use" and not block["arguments"]:
@@ -259,7 +253,6 @@ class EventsToChat:
         return []
 
     def _end(self, delta: Json, usage: Any) -> list[Json]:
-        """Return the chunk with the finish reason of `message_delta`, and keep the usage."""
         self._usage |= {name: value for name, value in an_object(usage or {}, "usage").items() if value is not None}
         extra = {"stop_reason": delta["stop_sequence"]} if delta.get("stop_sequence") is not None else {}
         return [self._chunk({}, **{"finish_reason": finish_reason(delta.get("stop_reason")), **extra})]

@@ -1,11 +1,9 @@
 """Translate requests of Anthropic's messages API to chat and back.
 
-A field without a counterpart raises `Untranslatable`. Unknown fields stay as they are, at their
-level.
+A field without a counterpart raises `Untranslatable`. Unknown fields stay as they are, at their level.
 
-A chat message has its reasoning in `reasoning_content` (and in `reasoning`, vLLM's name for it). It
-also has the thinking blocks in `thinking_blocks` if they hold more than one text: if they are
-signed, redacted or several.
+A chat message has its reasoning in `reasoning_content` (and in `reasoning`, vLLM's name for it). It also has the
+thinking blocks in `thinking_blocks` if they hold more than one text: if they are signed, redacted or several.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ DEFAULT_MAX_TOKENS = 8192
 """The limit for a chat request without one, because Anthropic's API requires a limit."""
 
 _INVALID_JSON = "INVALID_JSON"
-"""The key under which arguments that are no JSON object are wrapped in one, as Anthropic advises,
-so that the model can see them again."""
+"""The key under which arguments that are no JSON object are wrapped in one, as Anthropic advises, so that the model can
+see them again."""
 
 _DATA_URL = re.compile(r"data:([\w.+/-]+);base64,(.*)", re.DOTALL)
 
@@ -85,8 +83,7 @@ def _chat_messages(request: Json) -> list[Json]:
 
 
 def _chat_turn(message: Json, field: str) -> list[Json]:
-    """Return a message of Anthropic's API as chat messages; a user's turn with tool results becomes
-    several.
+    """Return a message of Anthropic's API as chat messages; a user's turn with tool results becomes several.
 
     field: the message's place in the request, for error messages.
     """
@@ -104,9 +101,7 @@ def _chat_turn(message: Json, field: str) -> list[Json]:
 
 
 def _chat_text(content: Any, field: str) -> str | list[Json]:
-    """Return content that holds only text blocks in chat's form. Raise Untranslatable for
-    others.
-    """
+    """Return content that holds only text blocks in chat's form. Raise Untranslatable for others."""
     if isinstance(content, str):
         return content
     blocks = [an_object(block, f"{field}[{index}]") for index, block in enumerate(a_list(content, field))]
@@ -117,8 +112,8 @@ def _chat_text(content: Any, field: str) -> str | list[Json]:
 
 
 def _chat_user(blocks: list[Json], field: str) -> list[Json]:
-    """Return a user's blocks as chat messages. Each tool result is a message of its own; the other
-    blocks between two of them are one message.
+    """Return a user's blocks as chat messages. Each tool result is a message of its own; the other blocks between two
+    of them are one message.
     """
     turns: list[Json] = []
     parts: list[Json] = []
@@ -150,9 +145,7 @@ def _chat_tool_result(block: Json, field: str) -> Json:
 
 
 def _chat_part(block: Json, field: str) -> Json:
-    """Return a text, image or document block of Anthropic's API as a part of a chat message's
-    content.
-    """
+    """Return a text, image or document block of Anthropic's API as a part of a chat message's content."""
     match block.get("type"):
         case "text":
             return block
@@ -170,9 +163,7 @@ def _chat_part(block: Json, field: str) -> Json:
 
 
 def _chat_url(source: Json, field: str) -> str:
-    """Return the URL of an image's source, a data URL for base64. Raise Untranslatable for another
-    kind.
-    """
+    """Return the URL of an image's source, a data URL for base64. Raise Untranslatable for another kind."""
     if source.get("type") == "url":
         return a_text(source.get("url"), f"{field}.url")
     if source.get("type") == "base64":
@@ -182,13 +173,12 @@ def _chat_url(source: Json, field: str) -> str:
 
 
 _STAGES = {"thinking": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
-"""The place of each kind of block in the order of a chat message: reasoning, content, tool
-calls."""
+"""The place of each kind of block in the order of a chat message: reasoning, content, tool calls."""
 
 
 def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
-    """Return the assistant's blocks as one chat message; as several if their order is not that of a
-    chat message (reasoning, content, tool calls).
+    """Return the assistant's blocks as one chat message; as several if their order is not that of a chat message
+    (reasoning, content, tool calls).
     """
     groups: list[list[tuple[Json, str]]] = [[]]
     stage = 0
@@ -204,8 +194,8 @@ def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
 
 
 def _chat_assistant_message(group: list[tuple[Json, str]]) -> Json:
-    """Return blocks of the assistant, which are in a chat message's order (thinking, text, tool
-    calls), as one chat message.
+    """Return blocks of the assistant, which are in a chat message's order (thinking, text, tool calls), as one chat
+    message.
 
     group: each block with its place in the request, for error messages.
     """
@@ -220,8 +210,8 @@ def _chat_assistant_message(group: list[tuple[Json, str]]) -> Json:
 
 
 def with_thinking(message: Json, blocks: list[Json]) -> None:
-    """Add thinking blocks to a chat message: their text as reasoning, and the blocks themselves if
-    they hold more than one text. Do nothing without blocks.
+    """Add thinking blocks to a chat message: their text as reasoning, and the blocks themselves if they hold more than
+    one text. Do nothing without blocks.
     """
     if not blocks:
         return
@@ -243,8 +233,8 @@ def _chat_call(block: Json, field: str) -> Json:
 
 
 def arguments_of(value: Json) -> str:
-    """Return a tool call's input as chat's `arguments`, a JSON text. Arguments that `input_of` has
-    wrapped are unwrapped.
+    """Return a tool call's input as chat's `arguments`, a JSON text. Arguments that `input_of` has wrapped are
+    unwrapped.
     """
     if value.keys() == {_INVALID_JSON}:
         return str(value[_INVALID_JSON])
@@ -252,8 +242,8 @@ def arguments_of(value: Json) -> str:
 
 
 def _chat_tool(tool: Any, field: str) -> Json:
-    """Return Anthropic's definition of a tool in chat's form. Raise Untranslatable for a tool that
-    Anthropic's servers run.
+    """Return Anthropic's definition of a tool in chat's form. Raise Untranslatable for a tool that Anthropic's servers
+    run.
     """
     tool = an_object(tool, field)
     if tool.get("type") not in (None, "custom"):
@@ -284,9 +274,7 @@ def _chat_tool_choice(choice: Json) -> Json:
 
 
 def _chat_output(config: Json) -> Json:
-    """Return Anthropic's `output_config` as the chat fields `reasoning_effort` and
-    `response_format`.
-    """
+    """Return Anthropic's `output_config` as the chat fields `reasoning_effort` and `response_format`."""
     if unknown := sorted(
         name for name, value in config.items() if name not in ("effort", "format") and value is not None
     ):
@@ -320,9 +308,7 @@ _TRANSLATED = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """Return a chat request as a request of Anthropic's API. Raise Untranslatable if it cannot be
-    expressed.
-    """
+    """Return a chat request as a request of Anthropic's API. Raise Untranslatable if it cannot be expressed."""
     check_neutral(chat, _NEUTRAL, "Anthropic's API")
     request = without(chat, _TRANSLATED)
     request["max_tokens"] = chat.get("max_completion_tokens") or chat.get("max_tokens") or DEFAULT_MAX_TOKENS
@@ -348,8 +334,8 @@ def request_from_chat(chat: Json) -> Json:
 
 
 def _conversation(messages: list[Any]) -> Json:
-    """Return chat messages as Anthropic's `system` and `messages`. Tool results and the user's text
-    that follows them become one message of the user.
+    """Return chat messages as Anthropic's `system` and `messages`. Tool results and the user's text that follows them
+    become one message of the user.
     """
     system: list[Json] = []
     turns: list[Json] = []
@@ -378,16 +364,13 @@ def _conversation(messages: list[Any]) -> Json:
 
 
 def _has_tool_results(turns: list[Json]) -> bool:
-    """Return whether the last turn is a user's that ends with a tool result."""
     if not turns or turns[-1]["role"] != "user" or isinstance(turns[-1]["content"], str):
         return False
     return bool(turns[-1]["content"]) and turns[-1]["content"][-1]["type"] == "tool_result"
 
 
 def _join(turns: list[Json], turn: Json, *, joins: bool) -> None:
-    """Append a turn, or merge it into the last turn if `joins`, because Anthropic's roles
-    alternate.
-    """
+    """Append a turn, or merge it into the last turn if `joins`, because Anthropic's roles alternate."""
     if not joins:
         turns.append(turn)
         return
@@ -424,9 +407,7 @@ def _tool_result(message: Json, field: str) -> Json:
 
 
 def _assistant(message: Json, field: str) -> Json:
-    """Return a chat message of the assistant in Anthropic's form: thinking blocks, then content,
-    then tool uses.
-    """
+    """Return a chat message of the assistant in Anthropic's form: thinking blocks, then content, then tool uses."""
     check_neutral(message, {"refusal": (), "audio": (), "function_call": (), "annotations": ([],)}, "Anthropic's API")
     blocks = thinking_blocks(message)
     content = message.get("content")
@@ -442,8 +423,8 @@ def _assistant(message: Json, field: str) -> Json:
 
 
 def thinking_blocks(message: Json) -> list[Json]:
-    """Return the thinking blocks of a chat message; one block without a signature if the message
-    has only the reasoning's text.
+    """Return the thinking blocks of a chat message; one block without a signature if the message has only the
+    reasoning's text.
     """
     if blocks := a_list(message.get("thinking_blocks"), "thinking_blocks"):
         return [*blocks]
@@ -452,9 +433,7 @@ def thinking_blocks(message: Json) -> list[Json]:
 
 
 def _block(part: Json, field: str) -> Json:
-    """Return a part of a chat message's content as a text, image or document block of Anthropic's
-    API.
-    """
+    """Return a part of a chat message's content as a text, image or document block of Anthropic's API."""
     match part.get("type"):
         case "text":
             return part
@@ -478,16 +457,13 @@ def _block(part: Json, field: str) -> Json:
 
 
 def _source(url: str) -> Json:
-    """Return the source of an image with this URL, base64 for a data URL."""
     if found := _DATA_URL.fullmatch(url):
         return {"type": "base64", "media_type": found[1], "data": found[2]}
     return {"type": "url", "url": url}
 
 
 def _tool_use(call: Json, field: str) -> Json:
-    """Return a chat tool call as a `tool_use` block. Raise Untranslatable for a tool that is not a
-    function.
-    """
+    """Return a chat tool call as a `tool_use` block. Raise Untranslatable for a tool that is not a function."""
     if call.get("type", "function") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(call['type'])}; Anthropic's API has functions only")
     function = an_object(call.get("function"), f"{field}.function")
@@ -501,8 +477,8 @@ def _tool_use(call: Json, field: str) -> Json:
 
 
 def input_of(arguments: Any) -> Json:
-    """Return chat's `arguments` as a tool call's input. Text that is no JSON object is wrapped in
-    one, which `arguments_of` unwraps.
+    """Return chat's `arguments` as a tool call's input. Text that is no JSON object is wrapped in one, which
+    `arguments_of` unwraps.
     """
     try:
         value: Any = json.loads(arguments or "{}")
@@ -512,9 +488,7 @@ def input_of(arguments: Any) -> Json:
 
 
 def _tool(tool: Any, field: str) -> Json:
-    """Return a chat tool's definition in Anthropic's form. Raise Untranslatable for a tool that is
-    not a function.
-    """
+    """Return a chat tool's definition in Anthropic's form. Raise Untranslatable for a tool that is not a function."""
     tool = an_object(tool, field)
     if tool.get("type", "function") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool['type'])}; Anthropic's API has functions only")
@@ -530,14 +504,13 @@ def _tool(tool: Any, field: str) -> Json:
 
 
 def _names(chat: Json) -> list[Any]:
-    """Return the names of a chat request's tools."""
     tools = [an_object(tool, "tools") for tool in a_list(chat.get("tools"), "tools")]
     return [an_object(tool.get("function"), "tools").get("name") for tool in tools]
 
 
 def _tool_choice(chat: Json) -> Json | None:
-    """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice;
-    None if the API's default means the same.
+    """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice; None if the API's
+    default means the same.
     """
     choice: Any = chat.get("tool_choice")
     match choice:
@@ -567,9 +540,7 @@ def _tool_choice(chat: Json) -> Json | None:
 
 
 def _output_config(chat: Json) -> Json:
-    """Return the chat fields `reasoning_effort` and `response_format` as Anthropic's
-    `output_config`.
-    """
+    """Return the chat fields `reasoning_effort` and `response_format` as Anthropic's `output_config`."""
     config: Json = {}
     effort = chat.get("reasoning_effort")
     if effort == "minimal":

@@ -1,7 +1,7 @@
 """Translate answers of the Responses API to chat and back.
 
-The id of an answer stays the same in every dialect, so that the agent's own spans find the record.
-The ids of its items are made from the answer's id.
+The id of an answer stays the same in every dialect, so that the agent's own spans find the record. The ids of its items
+are made from the answer's id.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ _ECHOED: Json = {
 
 
 def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fields: Any) -> Json:
-    """Return a response object with these output items, and with the request's options, which a
-    response repeats.
+    """Return a response object with these output items, and with the request's options, which a response repeats.
 
-    head: an answer in chat form, of which id, created and model are read. fields: further fields of
-    the response, which replace the defaults.
+    head: an answer in chat form, of which id, created and model are read.
+    fields: further fields of the response, which replace the defaults.
     """
     echoed = {name: default if (given := request.get(name)) is None else given for name, default in _ECHOED.items()}
     return {
@@ -56,8 +55,8 @@ def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fi
 
 
 def answer_from_chat(answer: Json, request: Json) -> Json:
-    """Return a chat answer as a response of the Responses API. Unknown fields are kept at the top
-    level. Raise Untranslatable unless the answer has one choice.
+    """Return a chat answer as a response of the Responses API. Unknown fields are kept at the top level. Raise
+    Untranslatable unless the answer has one choice.
     """
     choice = the_choice(answer)
     message = an_object(choice.get("message"), "choices[0].message")
@@ -98,7 +97,8 @@ def message_item(answer_id: Any) -> Json:
 def call_item(answer_id: Any, index: int, call_id: Any, name: Any) -> Json:
     """Return a tool call's item without arguments, as it is sent when it begins.
 
-    index: the call's place among the answer's calls. call_id: its id in chat.
+    index: the call's place among the answer's calls.
+    call_id: its id in chat.
     """
     head = {"type": "function_call", "id": f"fc_{answer_id}_{index}", "call_id": call_id, "name": name}
     return {**head, "arguments": "", "status": "in_progress"}
@@ -175,8 +175,8 @@ def answer_to_chat(response: Json) -> Json:
 
 
 def _add_message(message: Json, logprobs: list[Any], item: Json, field: str) -> None:
-    """Append the texts, annotations and refusal of a Responses message item to a chat message, and
-    its log-probabilities to `logprobs`.
+    """Append the texts, annotations and refusal of a Responses message item to a chat message, and its
+    log-probabilities to `logprobs`.
     """
     for part in a_list(item.get("content"), f"{field}.content"):
         match part.get("type"):

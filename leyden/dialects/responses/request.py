@@ -1,11 +1,10 @@
 """Translate requests of the Responses API to chat and back.
 
-A field without a counterpart raises `Untranslatable`. Unknown fields stay as they are, at their
-level. Ids and states of items (`id`, `status`) are left out, because they refer to data that
-OpenAI's servers keep.
+A field without a counterpart raises `Untranslatable`. Unknown fields stay as they are, at their level. Ids and states
+of items (`id`, `status`) are left out, because they refer to data that OpenAI's servers keep.
 
-Encrypted reasoning becomes `thinking_blocks` in chat, like Anthropic's signed thinking: the item's
-`encrypted_content` is the block's signature.
+Encrypted reasoning becomes `thinking_blocks` in chat, like Anthropic's signed thinking: the item's `encrypted_content`
+is the block's signature.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ def _instructions(text: Any) -> list[Json]:
 
 
 def _chat_messages(items: list[Json]) -> list[Json]:
-    """Return input items as chat messages, one for each item, except that the reasoning, answer and
-    tool calls of one turn become one message of the assistant.
+    """Return input items as chat messages, one for each item, except that the reasoning, answer and tool calls of one
+    turn become one message of the assistant.
     """
     messages: list[Json] = []
     for index, item in enumerate(items):
@@ -115,8 +114,8 @@ def _chat_messages(items: list[Json]) -> list[Json]:
 
 
 def _open_turn(messages: list[Json], *, lacks: tuple[str, ...]) -> Json | None:
-    """Return the last message, to be extended by the next item, if it is the assistant's and has
-    none of the fields `lacks` yet; else None.
+    """Return the last message, to be extended by the next item, if it is the assistant's and has none of the fields
+    `lacks` yet; else None.
     """
     if messages and messages[-1]["role"] == "assistant" and not any(name in messages[-1] for name in lacks):
         return messages[-1]
@@ -177,9 +176,7 @@ def _chat_part(part: Json, field: str) -> Json:
 
 
 def with_reasoning(message: Json, item: Json, field: str) -> None:
-    """Add a reasoning item to a chat message. The text of a second item is appended to the
-    first's.
-    """
+    """Add a reasoning item to a chat message. The text of a second item is appended to the first's."""
     text = _reasoning_text(item, field)
     if text:
         message |= dict.fromkeys(REASONING, reasoning_of(message) + text)
@@ -206,7 +203,6 @@ def _reasoning_text(item: Json, field: str) -> str:
 
 
 def _chat_call(item: Json, field: str) -> Json:
-    """Return a `function_call` item as a tool call of chat."""
     function = {"name": item.get("name"), "arguments": a_text(item.get("arguments"), f"{field}.arguments")}
     rest = without(item, ("type", "id", "call_id", "name", "arguments", "status"))
     return {"id": item.get("call_id"), "type": "function", "function": function, **rest}
@@ -227,8 +223,8 @@ def _unknown(options: Json, known: tuple[str, ...]) -> list[str]:
 
 
 def _chat_reasoning(reasoning: Json) -> Json:
-    """Return the reasoning options as chat's `reasoning_effort`. The option `summary` is dropped,
-    because chat returns the whole reasoning.
+    """Return the reasoning options as chat's `reasoning_effort`. The option `summary` is dropped, because chat returns
+    the whole reasoning.
     """
     if unknown := _unknown(reasoning, ("effort", "summary", "generate_summary")):
         raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
@@ -253,8 +249,8 @@ def _chat_text_config(text: Json) -> Json:
 
 
 def _chat_logprobs(request: Json) -> Json:
-    """Return the Responses fields `include` and `top_logprobs` as the chat fields for
-    log-probabilities. Encrypted reasoning needs no field in chat.
+    """Return the Responses fields `include` and `top_logprobs` as the chat fields for log-probabilities. Encrypted
+    reasoning needs no field in chat.
     """
     include = a_list(request.get("include"), "include")
     for wish in include:
@@ -266,9 +262,7 @@ def _chat_logprobs(request: Json) -> Json:
 
 
 def _chat_tool(tool: Any, field: str) -> Json:
-    """Return a tool of the Responses API as a tool of chat. Raise Untranslatable if it is no
-    function.
-    """
+    """Return a tool of the Responses API as a tool of chat. Raise Untranslatable if it is no function."""
     tool = an_object(tool, field)
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; chat has functions only")
@@ -306,8 +300,8 @@ _OF_CHAT = {
 
 
 def request_from_chat(chat: Json) -> Json:
-    """Return a chat request as one of the Responses API, with `store: false`, so that OpenAI keeps
-    nothing. Raise Untranslatable if the Responses API cannot express it.
+    """Return a chat request as one of the Responses API, with `store: false`, so that OpenAI keeps nothing. Raise
+    Untranslatable if the Responses API cannot express it.
     """
     check_neutral({**chat, "stop": stop_strings(chat.get("stop"))}, _UNKNOWN_TO_RESPONSES, "the Responses API")
     request: Json = {"store": False, **without(chat, _OF_CHAT)}
@@ -383,8 +377,8 @@ def _input_part(part: Json, field: str) -> Json:
 
 
 def _assistant_items(message: Json, number: int) -> list[Json]:
-    """Return a chat message of the assistant as items of the Responses API: reasoning, the message,
-    then one item per tool call.
+    """Return a chat message of the assistant as items of the Responses API: reasoning, the message, then one item per
+    tool call.
 
     number: the message's index in the request, for ids and error messages.
     """
@@ -417,8 +411,8 @@ def _assistant_items(message: Json, number: int) -> list[Json]:
 
 
 def reasoning_items(message: Json, *, prefix: str) -> list[Json]:
-    """Return the reasoning of a chat message as reasoning items of the Responses API; none without
-    reasoning. prefix: the beginning of the items' ids.
+    """Return the reasoning of a chat message as reasoning items of the Responses API; none without reasoning. prefix:
+    the beginning of the items' ids.
     """
     blocks = a_list(message.get("thinking_blocks"), "thinking_blocks")
     if not blocks and (text := reasoning_of(message)):
@@ -449,9 +443,7 @@ def _text_config(chat: Json) -> Json:
 
 
 def _tool(tool: Any, field: str) -> Json:
-    """Return a tool of chat as a tool of the Responses API. Raise Untranslatable if it is no
-    function.
-    """
+    """Return a tool of chat as a tool of the Responses API. Raise Untranslatable if it is no function."""
     tool = an_object(tool, field)
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; possible: function")

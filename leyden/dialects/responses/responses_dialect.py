@@ -45,9 +45,7 @@ _FIELD_TYPES: FieldTypes = {
 
 
 def _error_event(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """Return the `error` event. It also holds the error object, because OpenAI's clients raise
-    that.
-    """
+    """Return the `error` event. It also holds the error object, because OpenAI's clients raise that."""
     error = json.loads(openai_error(status, message, code=code, param=param))
     body = {"type": "error", "sequence_number": 0, "code": code, "message": message, "param": param, **error}
     return named_event(body)

@@ -22,9 +22,7 @@ from leyden.errors import Untranslatable
 
 
 class EventsFromChat:
-    """Converts chat's chunks to the events that a client of the Responses API reads. One item is
-    open at a time.
-    """
+    """Converts chat's chunks to the events that a client of the Responses API reads. One item is open at a time."""
 
     def __init__(self, request: Json) -> None:
         """request: the client's request, whose options the response repeats."""
@@ -43,8 +41,8 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return the events of the Responses API for one chunk of a chat stream, often none. Raise
-        Untranslatable for a chunk that they cannot express.
+        """Return the events of the Responses API for one chunk of a chat stream, often none. Raise Untranslatable for a
+        chunk that they cannot express.
         """
         events = [] if self._head else self._start(chunk)
         if chunk.get("usage") is not None:
@@ -73,22 +71,20 @@ class EventsFromChat:
         return named_event({**event, "sequence_number": self._n_events - 1})
 
     def _wants_logprobs(self) -> bool:
-        """Return whether the request asks for log-probabilities."""
         included = a_list(self._request.get("include"), "include")
         return bool(self._request.get("top_logprobs") or "message.output_text.logprobs" in included)
 
     def _start(self, chunk: Json) -> list[Json]:
-        """Return the events that begin a response, given the first chunk."""
         self._head = {name: chunk.get(name) for name in ("id", "created", "model")}
         response = envelope(self._head, self._request, [], status="in_progress")
         return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
     def _delta(self, delta: Json, logprobs: list[Json]) -> list[Json]:
-        """Return the Responses events for one delta of a chat stream. A new kind of content closes
-        the open item and begins another.
+        """Return the Responses events for one delta of a chat stream. A new kind of content closes the open item and
+        begins another.
 
-        logprobs: the log-probabilities of the tokens of the delta's content; the API has none for
-            other kinds of content.
+        logprobs: the log-probabilities of the tokens of the delta's content; the API has none for other kinds of
+            content.
         """
         events: list[Json] = []
         if text := reasoning_of(delta):
@@ -109,9 +105,8 @@ class EventsFromChat:
         return events
 
     def _encrypted(self, block: Json) -> list[Json]:
-        """Return the events for one of chat's `thinking_blocks`. Its encrypted content is added to
-        the open reasoning item; if there is none, or the block is redacted, it is an item of its
-        own.
+        """Return the events for one of chat's `thinking_blocks`. Its encrypted content is added to the open reasoning
+        item; if there is none, or the block is redacted, it is an item of its own.
         """
         events: list[Json] = []
         if self._open != "reasoning" or block.get("type") == "redacted_thinking":
@@ -125,8 +120,8 @@ class EventsFromChat:
         return [*events, *self._close()]
 
     def _call(self, part: Json) -> list[Json]:
-        """Return the events for one piece of a tool call. Raise Untranslatable if it continues a
-        call whose item is already closed.
+        """Return the events for one piece of a tool call. Raise Untranslatable if it continues a call whose item is
+        already closed.
         """
         index = int(part.get("index", self._calls))
         function = an_object(part.get("function") or {}, "delta.tool_calls.function")
@@ -143,34 +138,27 @@ class EventsFromChat:
         return events
 
     def _to(self, kind: str, item: Json, part: str, **fields: Any) -> list[Json]:
-        """Return the events that close the open item and begin `item` with an empty part; none if
-        an item of this kind is open already.
-        """
         if self._open == kind:
             return []
         return [*self._close(), self._begin(kind, item), self._part(part, **fields)]
 
     def _begin(self, kind: str | int, item: Json) -> Json:
-        """Return the event that opens an output item."""
         self._open = kind
         self._reasoning += kind == "reasoning"
         self._output.append(item)
         return {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": _copy(item)}
 
     def _part(self, kind: str, **fields: Any) -> Json:
-        """Return the event that adds an empty part to the open item."""
         part = {"type": kind, "refusal" if kind == "refusal" else "text": "", **fields}
         self._output[-1]["content"].append(part)
         return {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": _copy(part)}
 
     def _text(self, kind: str, text: str, **fields: Any) -> list[Json]:
-        """Return the event that adds text to the first part of the open item."""
         part = self._output[-1]["content"][0]
         part["refusal" if part["type"] == "refusal" else "text"] += text
         return [{"type": kind, **self._place(), "content_index": 0, "delta": text, **fields}]
 
     def _place(self) -> Json:
-        """Return the fields by which an event names the open item."""
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _close(self) -> list[Json]:
@@ -213,8 +201,8 @@ class EventsToChat:
         """The text of the current reasoning item so far."""
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chat chunks for one event, often none. Raise Untranslatable for an event that
-        chat cannot express.
+        """Return the chat chunks for one event, often none. Raise Untranslatable for an event that chat cannot
+        express.
         """
         kind = str(event.get("type"))
         match kind:
@@ -255,12 +243,15 @@ class EventsToChat:
                 raise Untranslatable("type", f"is {shown(kind)}, an event that chat cannot express")
 
     def _chunk(self, delta: Json, **fields: Any) -> Json:
-        """Return a chat chunk. fields: of its choice."""
+        """Return a chat chunk.
+
+        fields: of its choice.
+        """
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _begin(self, index: int, item: Json) -> list[Json]:
-        """Return the chat chunks for the begin of an output item. Only a function call makes one;
-        text arrives in later deltas.
+        """Return the chat chunks for the begin of an output item. Only a function call makes one; text arrives in later
+        deltas.
         """
         match item.get("type"):
             case "function_call":
@@ -277,9 +268,7 @@ class EventsToChat:
                 raise Untranslatable("item.type", f"is {shown(kind)}, which chat cannot express")
 
     def _end_item(self, item: Json) -> list[Json]:
-        """Return the chat chunks for the end of an output item: only encrypted reasoning makes
-        one.
-        """
+        """Return the chat chunks for the end of an output item: only encrypted reasoning makes one."""
         if item.get("type") == "reasoning" and item.get("encrypted_content"):
             return [self._chunk({"thinking_blocks": [thinking_block(self._reasoning, item["encrypted_content"])]})]
         return []

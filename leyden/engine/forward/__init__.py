@@ -8,6 +8,6 @@
 - `recompute`: activations that are computed again for the gradient;
 - `choose`: checks the candidates on probes, and returns the fastest that is right.
 
-The package does not sample, train or serve. To add a fast path for another layout, implement
-`ModelForward` and add it to `choose.CANDIDATES`; the probe decides whether it is used.
+The package does not sample, train or serve. To add a fast path for another layout, implement `ModelForward` and add it
+to `choose.CANDIDATES`; the probe decides whether it is used.
 """

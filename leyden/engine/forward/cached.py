@@ -1,15 +1,12 @@
-"""Run any causal model of transformers through its own `forward`: with transformers' cache, or
-without a cache.
+"""Run any causal model of transformers through its own `forward`: with transformers' cache, or without a cache.
 
-`CachedForward` gives the model a transformers `Cache` whose layers keep keys and values in the rows
-of a `KeyValueStore`. Rows of different lengths can therefore share a batch, be kept when they are
-finished, and be continued. For the model a batch is left-padded: the last token of every row is in
-the last column, and positions and the attention mask tell where each row begins. `UncachedForward`
-runs whole sequences at every step. It is slow, and right for any model, also for one with a
-recurrent state.
+`CachedForward` gives the model a transformers `Cache` whose layers keep keys and values in the rows of a
+`KeyValueStore`. Rows of different lengths can therefore share a batch, be kept when they are finished, and be
+continued. For the model a batch is left-padded: the last token of every row is in the last column, and positions and
+the attention mask tell where each row begins. `UncachedForward` runs whole sequences at every step. It is slow, and
+right for any model, also for one with a recurrent state.
 
-Shapes: B rows, S columns of new tokens, T columns of all tokens, N new tokens without padding, V
-vocabulary.
+Shapes: B rows, S columns of new tokens, T columns of all tokens, N new tokens without padding, V vocabulary.
 """
 
 from __future__ import annotations
@@ -81,8 +78,8 @@ class UncachedForward:
     def _why_headless(self) -> str:
         """Return why the output head's output is not the model's logits; empty if it is.
 
-        The head's output is replaced by numbers that a cap or a scale would change by far, and that
-        the model must return as they are: no rounding can hide a difference, or look like one.
+        The head's output is replaced by numbers that a cap or a scale would change by far, and that the model must
+        return as they are: no rounding can hide a difference, or look like one.
         """
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Module):
@@ -90,9 +87,7 @@ class UncachedForward:
         given: list[Tensor] = []
 
         def replace(module: Any, arguments: Any, output: Tensor) -> Tensor:
-            """Return large numbers of the shape of the head's output. torch calls it after the
-            head.
-            """
+            """Return large numbers of the shape of the head's output. torch calls it after the head."""
             numbers = torch.arange(output.numel(), device=output.device) % 2003 - 1001
             given.append(numbers.to(output.dtype).view(output.shape))
             return given[-1]
@@ -111,8 +106,8 @@ class UncachedForward:
         return ""
 
     def _selection_works(self) -> bool:
-        """Return whether the model's option `logits_to_keep` takes a boolean mask of positions,
-        with which its head runs only on the chosen tokens.
+        """Return whether the model's option `logits_to_keep` takes a boolean mask of positions, with which its head
+        runs only on the chosen tokens.
         """
         mask = torch.tensor([[True, False, True], [False, True, False]], device=self.device)
         try:
@@ -123,7 +118,6 @@ class UncachedForward:
 
     @torch.no_grad()
     def _probe_logits(self, **options: Any) -> Tensor:
-        """Return the model's logits of two sequences of three different tokens."""
         ids = torch.tensor([[0, 1, 2], [2, 1, 0]], device=self.device)
         return self.model(input_ids=ids, use_cache=False, **options).logits
 
@@ -170,10 +164,11 @@ class CachedForward(UncachedForward):
         return logits
 
     def _decode(self, rows: list[int], sequences: list[Sequence[int]], cached: list[int]) -> Tensor:
-        """Run the model on the uncached tokens, padded on the left to one width. Return each row's
-        next-token logits, (B, V).
+        """Run the model on the uncached tokens, padded on the left to one width. Return each row's next-token logits,
+        (B, V).
 
-        rows: each sequence's row in the cache. cached: how many of its tokens the cache holds.
+        rows: each sequence's row in the cache.
+        cached: how many of its tokens the cache holds.
         """
         self._plan.prepare(rows, [len(sequence) for sequence in sequences], cached, self.device)
         width = self._plan.width
@@ -198,14 +193,13 @@ class CachedForward(UncachedForward):
 
 @contextlib.contextmanager
 def _head_input(head: Any) -> Generator[list[Tensor]]:
-    """During the block, collect the inputs (B, S, E) of a model's output head, and give the head no
-    token to work on. Calls of the model in other threads are not changed.
+    """During the block, collect the inputs (B, S, E) of a model's output head, and give the head no token to work on.
+    Calls of the model in other threads are not changed.
     """
     seen: list[Tensor] = []
     thread = threading.get_ident()
 
     def catch(module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the arguments with no token. torch calls it before the head."""
         if threading.get_ident() != thread:
             return None
         seen.append(arguments[0])
@@ -231,8 +225,9 @@ class _Plan:
     def prepare(self, rows: list[int], lengths: list[int], cached: list[int], device: torch.device) -> None:
         """Plan a batch, and reserve room for it in the store.
 
-        rows: each sequence's row in the store. lengths: the number of its tokens. cached: how many
-            of them the store holds.
+        rows: each sequence's row in the store.
+        lengths: the number of its tokens.
+        cached: how many of them the store holds.
         """
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
         self.width, self.length = max(new), max(lengths)
@@ -281,20 +276,18 @@ class _RowLayer(DynamicLayer):
 
 
 def _innermost(model: Any) -> Any:
-    """Return the transformers model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _check_positions(config: Any, max_length: int) -> None:
-    """Raise ConfigError for a model that takes the columns of a batch for positions, beyond a
-    length that a short probe does not reach. Rows are padded on the left here.
+    """Raise ConfigError for a model that takes the columns of a batch for positions, beyond a length that a short probe
+    does not reach. Rows are padded on the left here.
     """
     if getattr(config, "attn_temperature_tuning", False) and max_length >= (scale := int(config.floor_scale)):
         raise ConfigError(f"attention is scaled by the column from {scale} tokens on, max_length is {max_length}")
 
 
 def _right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return token ids (B, S), and a mask (B, S) that is 1 on tokens."""
     width = max(map(len, sequences))
     ids = torch.tensor([[*sequence, *([0] * (width - len(sequence)))] for sequence in sequences])
     lengths = torch.tensor([len(sequence) for sequence in sequences])

@@ -1,8 +1,8 @@
 """Choose the fastest forward pass whose logits are proven to equal those of the model's own.
 
-Every candidate runs the same probe: prompts of different lengths in one batch, single tokens after
-them, rows of both kinds together, a row continued after a pause. Its logits must match those of the
-model on each sequence alone. A candidate that raises or differs is skipped, and the reason logged.
+Every candidate runs the same probe: prompts of different lengths in one batch, single tokens after them, rows of both
+kinds together, a row continued after a pause. Its logits must match those of the model on each sequence alone. A
+candidate that raises or differs is skipped, and the reason logged.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def choose_forward(
     max_length: int,
     candidates: Sequence[Callable[..., ModelForward]] | None = None,
 ) -> ModelForward:
-    """Return the first candidate that passes the probe. Raise EngineError, with all reasons, if
-    none does.
+    """Return the first candidate that passes the probe. Raise EngineError, with all reasons, if none does.
 
     max_rows, max_length: the most rows of the cache, and tokens of a sequence.
     candidates: None: `CANDIDATES`.
@@ -65,9 +64,7 @@ def choose_forward(
 
 @torch.inference_mode()
 def probe(model: Any, forward: ModelForward) -> None:
-    """Raise Mismatch unless `forward` and `model` give the same logits. The cache is empty
-    afterwards.
-    """
+    """Raise Mismatch unless `forward` and `model` give the same logits. The cache is empty afterwards."""
     rng = random.Random(0)
     embeddings = model.get_input_embeddings()
     n_vocabulary = min(int(embeddings.weight.shape[0]), 32_000)
@@ -111,7 +108,10 @@ def _own_logits(model: Any, sequence: list[int]) -> Tensor:
 
 
 def _compare(got: Tensor, wanted: Tensor, what: str) -> None:
-    """Raise Mismatch if logits differ by more than rounding. what: their name for the message."""
+    """Raise Mismatch if logits differ by more than rounding.
+
+    what: their name for the message.
+    """
     if got.shape != wanted.shape:
         raise Mismatch(f"{what}: logits have shape {tuple(got.shape)}, the model's have {tuple(wanted.shape)}")
     difference = float((got.float() - wanted.float()).abs().max())

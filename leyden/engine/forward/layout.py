@@ -1,5 +1,5 @@
-"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3), which
-calls the model's own sub-modules.
+"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3), which calls the model's own
+sub-modules.
 
 It is fast because
 
@@ -9,11 +9,11 @@ It is fast because
 - the last layer's MLP runs only for the wanted tokens;
 - norms are fused, and keys and values are written to the cache without another copy.
 
-Projections are called as modules, so that adapters (LoRA) and quantised layers inside them work.
-`__init__` refuses models of another layout; the probe (`choose`) finds wrong results.
+Projections are called as modules, so that adapters (LoRA) and quantised layers inside them work. `__init__` refuses
+models of another layout; the probe (`choose`) finds wrong results.
 
-Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens that a row attends to, H heads,
-K key-value heads, G = H / K, D head size, U tokens of a prefix tree, E width of a hidden state.
+Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens that a row attends to, H heads, K key-value heads,
+G = H / K, D head size, U tokens of a prefix tree, E width of a hidden state.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 class LayoutForward:
-    """A `ModelForward` for models with the layout of Llama and Qwen: one flat batch of tokens,
-    without padding.
-    """
+    """A `ModelForward` for models with the layout of Llama and Qwen: one flat batch of tokens, without padding."""
 
     name = "the fast path for the Llama layout"
     caches = True
@@ -57,16 +55,13 @@ class LayoutForward:
         self.headless = ""
         self._layers = [_Layer(layer) for layer in inner.model.layers]
         self._run: Callable[..., Tensor] = cast(Any, operator.call)
-        """Runs one layer of a forward pass for a gradient, and keeps its activations; `recomputed`
-        does not."""
+        """Runs one layer of a forward pass for a gradient, and keeps its activations; `recomputed` does not."""
         self._store = KeyValueStore(max_rows, max_length)
         self.device: torch.device = self._embed.weight.device
         self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
-        """Return each row's next-token logits, (B, V), from one pass over the uncached tokens of
-        all rows.
-        """
+        """Return each row's next-token logits, (B, V), from one pass over the uncached tokens of all rows."""
         self._store.reserve(max(rows), max(map(len, sequences)))
         batch = _StepTokens.of(rows, sequences, cached, self._embed.weight)
         rotary = self._cos[batch.positions_N], self._sin[batch.positions_N]
@@ -103,8 +98,9 @@ class LayoutForward:
         self._store.clear()
 
     def _attend(self, index: int, q_NHD: Tensor, batch: _StepTokens) -> Tensor:
-        """Return the attention's output (N, H * D) for a batch: for its single tokens, then for its
-        prompts. index: the layer's.
+        """Return the attention's output (N, H * D) for a batch: for its single tokens, then for its prompts.
+
+        index: the layer's.
         """
         parts: list[Tensor] = []
         if batch.single is not None:
@@ -142,9 +138,7 @@ class LayoutForward:
 
 
 class _Layer:
-    """One layer of the model: its sub-modules, looked up once, and the parts of its forward
-    pass.
-    """
+    """One layer of the model: its sub-modules, looked up once, and the parts of its forward pass."""
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -169,9 +163,7 @@ class _Layer:
         return qk[..., :n_heads, :], qk[..., n_heads:, :], v
 
     def of_tree(self, x_UE: Tensor, cos: Tensor, sin: Tensor, tree: PrefixTree, chosen_N: Tensor | None) -> Tensor:
-        """Return the layer's output for all tokens of a tree, (U, E), or for the chosen ones, (N,
-        E).
-        """
+        """Return the layer's output for all tokens of a tree, (U, E), or for the chosen ones, (N, E)."""
         q, k, v = self.project(x_UE, cos, sin)
         n_keys = k.shape[-2]
 
@@ -207,9 +199,7 @@ class _Single:
 
 @dataclass(slots=True)
 class _Prompts:
-    """The inputs of attention for B rows with several queries, which are padded only for
-    attention.
-    """
+    """The inputs of attention for B rows with several queries, which are padded only for attention."""
 
     rows_B: Tensor
     """The rows in the key-value store."""
@@ -247,8 +237,8 @@ class _StepTokens:
     def of(
         cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
     ) -> _StepTokens:
-        """Return the uncached tokens of all sequences as one flat batch. Sequences with one such
-        token come first, then those with several, because each kind has its own call of attention.
+        """Return the uncached tokens of all sequences as one flat batch. Sequences with one such token come first, then
+        those with several, because each kind has its own call of attention.
 
         rows: each sequence's row in the key-value store.
         cached: how many of its tokens the store holds.
@@ -285,7 +275,6 @@ class _StepTokens:
 
 
 def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
-    """Return the inputs of attention for the last token of each row."""
     length = max(lengths)
     beyond_BT = torch.arange(length) >= torch.tensor(lengths)[:, None]
     return _Single(torch.tensor(rows, device=like.device), length, hiding_mask(beyond_BT, like)[:, None, None])
@@ -296,8 +285,8 @@ def _prompts(
 ) -> _Prompts:
     """Return the inputs of attention for the prompts at the indices `chosen`.
 
-    rows, lengths, cached: for all sequences, the row in the store, the number of tokens, and how
-        many of them have their keys and values in the store already.
+    rows, lengths, cached: for all sequences, the row in the store, the number of tokens, and how many of them have
+        their keys and values in the store already.
     """
     new = [lengths[b] - cached[b] for b in chosen]
     width, length = max(new), max(lengths[b] for b in chosen)
@@ -313,11 +302,10 @@ def _prompts(
 
 
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, mask_BQS: Tensor | None) -> Tensor:
-    """Return the attention's output (B, Q, H * D) for queries (B, Q, H, D), keys and values
-    (B, S, K, D).
+    """Return the attention's output (B, Q, H * D) for queries (B, Q, H, D), keys and values (B, S, K, D).
 
-    mask_BQS: minus infinity at positions that a query may not see, else 0; None: queries and keys
-        are the same tokens, and each sees itself and those before it.
+    mask_BQS: minus infinity at positions that a query may not see, else 0; None: queries and keys are the same tokens,
+        and each sees itself and those before it.
     Rows are padded on the right, so that no token attends to padding.
     """
     groups = q.shape[2] // k.shape[2]
@@ -338,16 +326,13 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x (..., heads, D) with the rotary position embedding. cos and sin have shape (..., D),
-    and the first half of sin is negated (`_rotary_table`).
+    """Return x (..., heads, D) with the rotary position embedding. cos and sin have shape (..., D), and the first half
+    of sin is negated (`_rotary_table`).
     """
     return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
 
 
 def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the model's cosines and sines for every position, (max_length, D). The first half of
-    each sine row is negated, which saves a negation in `_rotate`.
-    """
     with torch.no_grad():
         positions = torch.arange(max_length, device=like.device)[None]
         cos, sin = rotary(like.new_zeros(1), positions)
@@ -356,8 +341,8 @@ def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, T
 
 
 def _check_layout(config: Any, max_length: int) -> None:
-    """Raise ConfigError for a model of another layout, and for one that treats long sequences in
-    another way, which a short probe cannot find.
+    """Raise ConfigError for a model of another layout, and for one that treats long sequences in another way, which a
+    short probe cannot find.
     """
     if config.model_type not in _MODEL_TYPES:
         raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")

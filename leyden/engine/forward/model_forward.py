@@ -1,8 +1,8 @@
-"""`ModelForward`, the protocol of a forward pass for decoding (with a cache) and for training (with
-a gradient), and `KeyValueStore`, the cache's storage.
+"""`ModelForward`, the protocol of a forward pass for decoding (with a cache) and for training (with a gradient), and
+`KeyValueStore`, the cache's storage.
 
-Shapes: B rows of a batch, S new tokens of a row (padded), T tokens that a row attends to, N tokens
-of a batch without padding, E width of a hidden state, V vocabulary.
+Shapes: B rows of a batch, S new tokens of a row (padded), T tokens that a row attends to, N tokens of a batch without
+padding, E width of a hidden state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,62 +15,54 @@ import torch
 from torch import Tensor
 
 _ROUNDING: Final = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""The largest difference between two ways to compute a tensor, relative to its largest number, by
-dtype."""
+"""The largest difference between two ways to compute a tensor, relative to its largest number, by dtype."""
 _COARSE_ROUNDING: Final = 0.1
 """The same in half precision: in bfloat16, two orders of summation differ that much."""
 
 
 def rounding(wanted: Tensor) -> float:
-    """Return the largest difference from a tensor that counts as rounding. It is relative to the
-    tensor's largest number, because logits of 40 differ by more than those of 1.
+    """Return the largest difference from a tensor that counts as rounding. It is relative to the tensor's largest
+    number, because logits of 40 differ by more than those of 1.
     """
     return _ROUNDING.get(wanted.dtype, _COARSE_ROUNDING) * max(1.0, float(wanted.abs().max()))
 
 
 class ModelForward(Protocol):
-    """Computes hidden states and logits of one model from the model's own parameters, never a
-    copy.
-    """
+    """Computes hidden states and logits of one model from the model's own parameters, never a copy."""
 
     name: str
     """A name for the log."""
     max_length: int
     """The most tokens of a sequence."""
     caches: bool
-    """Whether `decode` keeps what it computed. Without a cache, every token of a sequence is new in
-    each step."""
+    """Whether `decode` keeps what it computed. Without a cache, every token of a sequence is new in each step."""
     shares_prefixes: bool
     """Whether `hidden_at` computes a token that several sequences begin with only once."""
     head: Callable[[Tensor], Tensor] | None
-    """The module that turns hidden states (N, E) into logits (N, V). None if the model's logits are
-    not this module's output; then do not call `hidden_at`."""
+    """The module that turns hidden states (N, E) into logits (N, V). None if the model's logits are not this module's
+    output; then do not call `hidden_at`."""
     headless: str
     """Why `head` is None, as a clause for messages; empty if it is not."""
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return logits (B, V) after the last token of each sequence.
 
-        The cache's row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`. Afterwards
-        it holds all of them.
+        The cache's row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`. Afterwards it holds all of them.
         """
         ...
 
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        """Return differentiable logits (N, V) after the N tokens at `positions[b]` of each sequence
-        b.
-        """
+        """Return differentiable logits (N, V) after the N tokens at `positions[b]` of each sequence b."""
         ...
 
     def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        """Return differentiable hidden states (N, E), the head's input, at the N tokens at
-        `positions[b]` of each sequence b.
+        """Return differentiable hidden states (N, E), the head's input, at the N tokens at `positions[b]` of each
+        sequence b.
         """
         ...
 
     def recompute_layers(self) -> None:
-        """From now on, keep only each layer's input for the gradient, and compute its activations
-        again.
+        """From now on, keep only each layer's input for the gradient, and compute its activations again.
 
         Raise ConfigError if the model's layers are not known.
         """
@@ -84,8 +76,8 @@ class ModelForward(Protocol):
 class KeyValueStore:
     """Keys and values of every layer in preallocated rows: tensors (rows, heads, length, dim).
 
-    The tensors grow by doubling, so that short conversations on a long-context model need little
-    memory. Rows keep their content until it is overwritten.
+    The tensors grow by doubling, so that short conversations on a long-context model need little memory. Rows keep
+    their content until it is overwritten.
     """
 
     def __init__(self, max_rows: int, max_length: int) -> None:
@@ -98,8 +90,8 @@ class KeyValueStore:
         self._length = min(64, max_length)
         """The number of tokens that each row has room for."""
         self._read: list[Tensor] = []
-        """Memory for the keys and values that `read` returns. Allocating it anew for each layer
-        takes longer than the copy."""
+        """Memory for the keys and values that `read` returns. Allocating it anew for each layer takes longer than the
+        copy."""
 
     def reserve(self, row: int, length: int) -> None:
         """Make room for `length` tokens in the rows up to `row`, whose content is kept."""
@@ -126,8 +118,8 @@ class KeyValueStore:
         held[1][rows_N, :, positions_N] = values
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values (B, heads, length, dim) of the first `length` positions of
-        each row. They are valid until the next call.
+        """Return the keys and values (B, heads, length, dim) of the first `length` positions of each row. They are
+        valid until the next call.
         """
         found: list[Tensor] = []
         for place, tensor in enumerate(self._layers[layer]):
@@ -159,7 +151,6 @@ class KeyValueStore:
         return self._read[place][:n]
 
     def _grown(self, held: Tensor) -> Tensor:
-        """Return a layer's keys or values with room for `_rows` rows of `_length` tokens."""
         # Zeros and not empty memory, because a masked position may be read, and NaN times zero is
         # NaN.
         grown = held.new_zeros(self._rows, held.shape[1], self._length, held.shape[3])
@@ -168,11 +159,10 @@ class KeyValueStore:
 
 
 def hiding_mask(hidden: Tensor, like: Tensor) -> Tensor:
-    """Return a mask that is minus infinity where `hidden` is true, else 0, with the dtype and the
-    device of `like`.
+    """Return a mask that is minus infinity where `hidden` is true, else 0, with the dtype and the device of `like`.
 
-    Attention would convert a boolean mask in each layer, and on CUDA copy one whose rows do not
-    begin at multiples of 16 bytes.
+    Attention would convert a boolean mask in each layer, and on CUDA copy one whose rows do not begin at multiples of
+    16 bytes.
     """
     *shape, length = hidden.shape
     mask = torch.zeros(*shape, length + -length % 8, dtype=like.dtype, device=hidden.device)

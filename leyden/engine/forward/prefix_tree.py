@@ -1,13 +1,12 @@
-"""`PrefixTree`: rows of tokens that begin alike as a tree, so that a token that several rows share
-is computed once.
+"""`PrefixTree`: rows of tokens that begin alike as a tree, so that a token that several rows share is computed once.
 
-In a causal model the state of a token depends only on the tokens before it. Rows with the same
-beginning therefore share its states, and all computations but attention run on the tree's tokens.
-Attention gathers the keys and values of each row again. If a row shares many tokens, only its own
-tokens are queries. This module knows token ids and positions; no model.
+In a causal model the state of a token depends only on the tokens before it. Rows with the same beginning therefore
+share its states, and all computations but attention run on the tree's tokens. Attention gathers the keys and values of
+each row again. If a row shares many tokens, only its own tokens are queries. This module knows token ids and positions;
+no model.
 
-Shapes: U tokens of the tree, B rows, S positions of a row (padded to its block), Q queries of a row
-(padded, too), N chosen tokens.
+Shapes: U tokens of the tree, B rows, S positions of a row (padded to its block), Q queries of a row (padded, too), N
+chosen tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ P = TypeVar("P")
 _NARROWEST = 0.75
 """Rows shorter than this share of a block's width are padded to a narrower block of their own."""
 _LEAST_SHARED = 96
-"""A row that shares fewer tokens than this has all of its tokens as queries, so that short rows
-need no mask."""
+"""A row that shares fewer tokens than this has all of its tokens as queries, so that short rows need no mask."""
 
 Attend = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""An attention function. It takes queries (B, Q, ...), keys with values (B, S, ...) and a mask
-(B, Q, S) that is minus infinity at positions that a query may not see. It returns (B, Q, ...). A
-mask of None means that all tokens are queries, and each sees itself and the tokens before it."""
+"""An attention function. It takes queries (B, Q, ...), keys with values (B, S, ...) and a mask (B, Q, S) that is minus
+infinity at positions that a query may not see. It returns (B, Q, ...). A mask of None means that all tokens are
+queries, and each sees itself and the tokens before it."""
 
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -52,16 +50,16 @@ class RowBlock:
     tokens_BS: Tensor
     """The index of the tree's token at each position of each row."""
     queries_BQ: Tensor | None = None
-    """The indices of the tokens that are queries: those that a row does not share with earlier
-    ones. None: all of its tokens are queries."""
+    """The indices of the tokens that are queries: those that a row does not share with earlier ones. None: all of its
+    tokens are queries."""
     mask_BQS: Tensor | None = None
     """Minus infinity at positions after a query, else 0."""
 
 
 @dataclass(slots=True)
 class PrefixTree:
-    """A batch whose rows share prefixes: each distinct token once (U in all), and the rows as
-    indices of these tokens.
+    """A batch whose rows share prefixes: each distinct token once (U in all), and the rows as indices of these
+    tokens.
     """
 
     ids_U: Tensor
@@ -140,8 +138,8 @@ class PrefixTree:
 
 
 def _whole_blocks(sources: Sequence[list[int]], device: torch.device) -> tuple[list[RowBlock], list[int | None]]:
-    """Return blocks of rows whose tokens are all queries, and the index of the token of each query
-    of all blocks, None at padding.
+    """Return blocks of rows whose tokens are all queries, and the index of the token of each query of all blocks, None
+    at padding.
 
     sources: the token indices of each row, the longest row first.
     """
@@ -167,15 +165,12 @@ def _part_blocks(rows: Sequence[tuple[list[int], int]]) -> list[list[tuple[list[
 
 
 def _width_class(n: int) -> int:
-    """Return the class of a row's length. Two lengths of one class differ by less than the factor
-    `_NARROWEST`.
-    """
     return int(math.log(n, 1 / _NARROWEST))
 
 
 def _part_block(rows: Sequence[tuple[list[int], int]], like: Tensor) -> tuple[RowBlock, list[int | None]]:
-    """Return a block of rows in which only each row's own tokens are queries, and the token index
-    of each query, None at padding.
+    """Return a block of rows in which only each row's own tokens are queries, and the token index of each query, None
+    at padding.
 
     rows: the token indices of each row, and how many of them it shares with other rows.
     """
@@ -192,7 +187,6 @@ def _part_block(rows: Sequence[tuple[list[int], int]], like: Tensor) -> tuple[Ro
 
 
 def _tokens(sources: Sequence[list[int]], width: int, device: torch.device) -> Tensor:
-    """Return rows of token ids, padded on the right, as one tensor."""
     return torch.tensor([_padded(source, width, 0) for source in sources], device=device)
 
 

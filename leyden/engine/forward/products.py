@@ -1,10 +1,9 @@
 """Matrix products of linear layers by oneDNN, where torch's own choice is slower.
 
-torch computes float32 products on a CPU with MKL, whose AVX-512 kernels run on Intel's CPUs alone.
-On an AMD CPU with AVX-512, oneDNN takes less than half the time, forwards and backwards. Every
-build of torch for x86 brings it. Results are equal up to rounding. Decoding multiplies by the same
-weights step after step, so a linear layer packs them into oneDNN's own layout once that pays. This
-module knows tensors and linear layers; no model.
+torch computes float32 products on a CPU with MKL, whose AVX-512 kernels run on Intel's CPUs alone. On an AMD CPU with
+AVX-512, oneDNN takes less than half the time, forwards and backwards. Every build of torch for x86 brings it. Results
+are equal up to rounding. Decoding multiplies by the same weights step after step, so a linear layer packs them into
+oneDNN's own layout once that pays. This module knows tensors and linear layers; no model.
 
 Shapes: N rows of the input, I features in, O features out.
 """
@@ -25,8 +24,7 @@ from leyden.engine.forward.model_forward import rounding
 _onednn: Any = torch.ops.mkldnn
 """oneDNN's operators, as `torch.compile` calls them."""
 _SMALLEST: Final = 2**22
-"""Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds
-more."""
+"""Multiplications from which a product is worth it. Each call of oneDNN costs 10 microseconds more."""
 _SMALLEST_WITH_GRADIENT: Final = 2**24
 """Multiplications from which a product with a gradient is worth it.
 
@@ -39,14 +37,14 @@ _ROWS_OF_A_PRODUCT: Final = 64
 _PRODUCTS_BEFORE_PACKING: Final = 16
 """Products without a gradient after which weights that have not changed are packed.
 
-Packing takes as long as 10 to 25 products save, so waiting for 16 costs at most about twice the
-time of a choice that knew how many products follow.
+Packing takes as long as 10 to 25 products save, so waiting for 16 costs at most about twice the time of a choice that
+knew how many products follow.
 """
 
 
 def use_faster_products(model: torch.nn.Module) -> None:
-    """Let every plain linear layer of a model compute large float32 products with oneDNN, LoRA's
-    layers and the layers that they wrap included.
+    """Let every plain linear layer of a model compute large float32 products with oneDNN, LoRA's layers and the layers
+    that they wrap included.
 
     Do nothing where torch's own products are as fast.
     """
@@ -100,14 +98,13 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 class LinearForward:
-    """The `forward` of a linear layer: `linear`, with weights that are packed while they are used
-    often and do not change.
+    """The `forward` of a linear layer: `linear`, with weights that are packed while they are used often and do not
+    change.
 
-    A product with a gradient drops the packed weights, because a gradient needs the most memory and
-    a step of the optimizer follows. Where torch is to be deterministic nothing is packed: a
-    product's last bits would depend on how many came before it. A copy begins without packed
-    weights. torch does not count a write into `weight.data`, such as PEFT's when it merges an
-    adapter, so nothing may write there while a model has these layers.
+    A product with a gradient drops the packed weights, because a gradient needs the most memory and a step of the
+    optimizer follows. Where torch is to be deterministic nothing is packed: a product's last bits would depend on how
+    many came before it. A copy begins without packed weights. torch does not count a write into `weight.data`, such as
+    PEFT's when it merges an adapter, so nothing may write there while a model has these layers.
     """
 
     def __init__(self, module: torch.nn.Linear) -> None:
@@ -164,9 +161,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias, where they are needed. `_product(a, b)` is a
-        @ b.T.
-        """
+        """Return the gradients of x, weight and bias, where they are needed. `_product(a, b)` is a @ b.T."""
         x, weight_OI = ctx.saved_tensors
         by_output = gradients[0].contiguous()
         by_output_NO = by_output.flatten(0, -2)

@@ -1,5 +1,5 @@
-"""Compute activations again for the gradient, so that they need not be kept: all of a layer
-(gradient checkpointing, arXiv:1604.06174), or those of a gated MLP that are cheap to compute.
+"""Compute activations again for the gradient, so that they need not be kept: all of a layer (gradient checkpointing,
+arXiv:1604.06174), or those of a gated MLP that are cheap to compute.
 
 The module knows functions of tensors, and layers of transformers' models.
 """
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return `function(*arguments, **named)`. Only the inputs are kept for the gradient, for which
-    the function is called again.
+    """Return `function(*arguments, **named)`. Only the inputs are kept for the gradient, for which the function is
+    called again.
     """
     if not torch.is_grad_enabled():
         return function(*arguments, **named)
@@ -32,8 +32,8 @@ def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
 def gated_mlp(act: Any, gate: Tensor, up: Tensor, down: Callable[[Tensor], Tensor]) -> Tensor:
     """Return down(act(gate) * up).
 
-    With the activation SiLU only `gate` and `up` are kept for the gradient, half of the tensors
-    that autograd would keep. Do not call it inside `recomputed`, where it would save nothing.
+    With the activation SiLU only `gate` and `up` are kept for the gradient, half of the tensors that autograd would
+    keep. Do not call it inside `recomputed`, where it would save nothing.
     """
     if type(act).__name__ not in _SILU or not torch.is_grad_enabled():
         return down(act(gate) * up)
@@ -75,9 +75,8 @@ _SILU: Final = ("SiLU", "SiLUActivation")
 def recompute_layers(model: Any) -> None:
     """Let every layer of a transformers model keep only its input for the gradient.
 
-    transformers' own option works only in training mode, in which dropout is on. This function
-    works in evaluation mode, too. Raise ConfigError for a model without layers that transformers
-    can checkpoint.
+    transformers' own option works only in training mode, in which dropout is on. This function works in evaluation
+    mode, too. Raise ConfigError for a model without layers that transformers can checkpoint.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:

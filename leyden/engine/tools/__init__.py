@@ -1,7 +1,7 @@
 """Read the tool calls in a model's responses: a parser for each family of models, and the reader.
 
-To add a form, write a module with a `ToolParser` and add it to `PARSERS`. The order matters: the
-first parser that can read a call as the model's own chat template writes it is chosen.
+To add a form, write a module with a `ToolParser` and add it to `PARSERS`. The order matters: the first parser that can
+read a call as the model's own chat template writes it is chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Hermes's form: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once for each call.
 
-Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that were tuned on their
-data.
+Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that were tuned on their data.
 """
 
 from __future__ import annotations

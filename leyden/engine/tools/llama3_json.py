@@ -1,8 +1,7 @@
-"""Llama's form: the whole response is `{"name": ..., "parameters": {...}}`, or several of them
-between semicolons.
+"""Llama's form: the whole response is `{"name": ..., "parameters": {...}}`, or several of them between semicolons.
 
-Models that write it: Llama 3.1, 3.2 and 3.3, sometimes after `<|python_tag|>`. Code for the
-built-in interpreter, which follows that token too, is content.
+Models that write it: Llama 3.1, 3.2 and 3.3, sometimes after `<|python_tag|>`. Code for the built-in interpreter, which
+follows that token too, is content.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ class Llama3Json(ToolParser):
     at_start_only = True
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read all calls, once the response has ended. If other text follows them, the whole
-        response is content.
-        """
+        """Read all calls, once the response has ended. If other text follows them, the whole response is content."""
         if not final:
             return "unfinished"
         calls: list[ToolCall] = []
@@ -53,7 +50,7 @@ class Llama3Json(ToolParser):
         return "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """Return Lark rules for one call, whatever `many` says, because Llama's templates take only
-        one in a message. `ToolParser.grammar` describes the parameters.
+        """Return Lark rules for one call, whatever `many` says, because Llama's templates take only one in a message.
+        `ToolParser.grammar` describes the parameters.
         """
         return {"calls": "call", **json_calls(arguments, "parameters")}

@@ -1,9 +1,7 @@
-"""Mistral's forms: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and
-`[TOOL_CALLS]name[ARGS]{...}`.
+"""Mistral's forms: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and `[TOOL_CALLS]name[ARGS]{...}`.
 
-Models up to Mistral Nemo and Small 3 write a list after one marker, newer ones a marker for each
-call. The ids that a model writes are not read: each call gets a new id of nine letters and digits,
-which Mistral's templates require.
+Models up to Mistral Nemo and Small 3 write a list after one marker, newer ones a marker for each call. The ids that a
+model writes are not read: each call gets a new id of nine letters and digits, which Mistral's templates require.
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ class Mistral(ToolParser):
         return Found(known, end) if known and len(known) == len(calls) else "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """Return the grammar of the older form, a list of calls, which old and new models can
-        write.
-        """
+        """Return the grammar of the older form, a list of calls, which old and new models can write."""
         calls = 'call (", " call)*' if many else "call"
         return {"calls": f'{literal(_MARKER)} "[" {calls} "]"', **json_calls(arguments, "arguments")}

@@ -32,9 +32,7 @@ class Qwen3Coder(ToolParser):
     end = _FUNCTION_END
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read one call. The tag <tool_call> may be missing; </tool_call> only at the end of a
-        response.
-        """
+        """Read one call. The tag <tool_call> may be missing; </tool_call> only at the end of a response."""
         if _FUNCTION_END not in text:  # a cheap test, because this is called after each token of a long response
             return "not a call" if final else "unfinished"
         is_bare = final or text.startswith(_FUNCTION)
@@ -57,8 +55,8 @@ class Qwen3Coder(ToolParser):
 
 
 def _value(text: str, types: set[str]) -> Any:
-    """Return the value of an argument, given its text and the types that its schema names. The text
-    itself is the value if these are none or only strings, or if the text is not JSON.
+    """Return the value of an argument, given its text and the types that its schema names. The text itself is the value
+    if these are none or only strings, or if the text is not JSON.
     """
     if not types or types == {"string"}:
         return text
@@ -70,8 +68,8 @@ def _value(text: str, types: set[str]) -> Any:
 
 
 def _types(schema: Any, root: Json, depth: int = 8) -> set[str]:
-    """Return the JSON types that a schema names, also by its values, by a reference to `root`, and
-    within `anyOf`, `oneOf` and `allOf`.
+    """Return the JSON types that a schema names, also by its values, by a reference to `root`, and within `anyOf`,
+    `oneOf` and `allOf`.
     """
     found = resolved(root, schema)
     if not isinstance(found, dict) or not depth:

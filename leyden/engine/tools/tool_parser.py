@@ -1,9 +1,9 @@
-"""`ToolParser`, the protocol of a parser of tool calls, and `Reader`, which applies a parser to a
-response that arrives in pieces.
+"""`ToolParser`, the protocol of a parser of tool calls, and `Reader`, which applies a parser to a response that arrives
+in pieces.
 
-A parser knows the form in which one family of models writes a call. It is a pure function of text:
-no tokens, no templates, no requests. `Reader` does the work that all forms share: it finds where a
-call may begin, holds back text that may still become a call, and returns all other text as content.
+A parser knows the form in which one family of models writes a call. It is a pure function of text: no tokens, no
+templates, no requests. `Reader` does the work that all forms share: it finds where a call may begin, holds back text
+that may still become a call, and returns all other text as content.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Found:
 
 
 Outcome = Found | Literal["unfinished", "not a call"]
-"""The result of reading the text at a marker. "unfinished": later text decides whether it is a
-call."""
+"""The result of reading the text at a marker. "unfinished": later text decides whether it is a call."""
 
 
 class ToolParser(ABC):
@@ -57,8 +56,7 @@ class ToolParser(ABC):
     markers: ClassVar[tuple[str, ...]]
     """The texts by which a call begins: each call begins with one of them."""
     tokens: ClassVar[tuple[str, ...]]
-    """The tokens that the form uses. They stay in the decoded text even if the tokenizer counts
-    them as special."""
+    """The tokens that the form uses. They stay in the decoded text even if the tokenizer counts them as special."""
     end: ClassVar[str]
     """A text that every complete call contains, at or near its end."""
     call_id_length: ClassVar[int | None] = None
@@ -71,15 +69,14 @@ class ToolParser(ABC):
         """Read the calls at the beginning of `text`, which begins with a marker.
 
         schemas: the JSON schemas of the tools' arguments.
-        final: whether no text follows. If not, an outcome other than "unfinished" must be true
-            whatever follows.
+        final: whether no text follows. If not, an outcome other than "unfinished" must be true whatever follows.
         """
 
     def grammar(
         self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool
     ) -> dict[str, str] | None:
-        """Return Lark rules by name for a response that consists only of calls; None if the form
-        has no grammar. The first rule is `calls`.
+        """Return Lark rules by name for a response that consists only of calls; None if the form has no grammar. The
+        first rule is `calls`.
 
         arguments: the rule of each tool's arguments, by the tool's name.
         literal: returns a text as a literal of the grammar.
@@ -89,12 +86,10 @@ class ToolParser(ABC):
 
 
 class Reader:
-    """Parses a response while it arrives: `feed` returns the content and the calls that later text
-    cannot change.
+    """Parses a response while it arrives: `feed` returns the content and the calls that later text cannot change.
 
-    Content is the text around the calls, without the white space between content and calls. Text
-    that looks like a call and is none is content. The result does not depend on how the response is
-    divided into pieces.
+    Content is the text around the calls, without the white space between content and calls. Text that looks like a call
+    and is none is content. The result does not depend on how the response is divided into pieces.
     """
 
     def __init__(self, parser: ToolParser, schemas: Schemas) -> None:
@@ -109,8 +104,9 @@ class Reader:
         self.n_calls = 0
 
     def feed(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
-        """Add a piece of text, and return the content and the calls that are now certain. final:
-        whether it is the last piece.
+        """Add a piece of text, and return the content and the calls that are now certain.
+
+        final: whether it is the last piece.
         """
         self._rest += piece
         content, calls = "", list[ToolCall]()
@@ -142,8 +138,8 @@ class Reader:
         return min(places, default=None)
 
     def _certain(self) -> int:
-        """Return the length of the rest that is certainly content: without an end that may be the
-        beginning of a marker.
+        """Return the length of the rest that is certainly content: without an end that may be the beginning of a
+        marker.
         """
         if self._parser.at_start_only:
             text = self._rest.lstrip()
@@ -152,8 +148,8 @@ class Reader:
         return len(self._rest) - begun_length(self._rest, self._parser.markers)
 
     def _take(self, length: int) -> str:
-        """Remove `length` characters of content from the rest, and return them without white space
-        at their end, which is kept until more content follows.
+        """Remove `length` characters of content from the rest, and return them without white space at their end, which
+        is kept until more content follows.
         """
         taken, self._rest = self._rest[:length], self._rest[length:]
         text = taken.rstrip()
@@ -172,8 +168,8 @@ def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[To
 
 
 def decode_json(text: str, start: int) -> tuple[Any, int] | None:
-    """Return the JSON value that begins at `start`, or after white space there, and the index of
-    its end; None if there is no complete value.
+    """Return the JSON value that begins at `start`, or after white space there, and the index of its end; None if there
+    is no complete value.
     """
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -183,8 +179,8 @@ def decode_json(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def call_of(value: Any, *names: str) -> ToolCall | None:
-    """Return the call that a JSON value describes; None unless the value is an object with a "name"
-    and, under one of `names`, an object of arguments.
+    """Return the call that a JSON value describes; None unless the value is an object with a "name" and, under one of
+    `names`, an object of arguments.
     """
     if not isinstance(value, dict):
         return None
@@ -197,9 +193,7 @@ def call_of(value: Any, *names: str) -> ToolCall | None:
 
 
 def json_calls(arguments: Mapping[str, str], field: str) -> dict[str, str]:
-    """Return Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its
-    arguments.
-    """
+    """Return Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its arguments."""
     rules = {"call": " | ".join(f"call_{index}" for index in range(len(arguments)))}
     for index, (name, rule) in enumerate(arguments.items()):
         begin = json.dumps(f'{{"name": {json.dumps(name)}, "{field}": ')
@@ -216,7 +210,6 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether the text is free of lone surrogates, which UTF-8 cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:

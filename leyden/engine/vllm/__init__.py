@@ -6,8 +6,8 @@
 - `parity`: the probes that compare sampler and learner;
 - `backend`: `VLLMBackend`, which composes these.
 
-The package knows token ids, folders and weights; not rollouts, rewards or the store. Importing it
-loads neither torch nor vLLM.
+The package knows token ids, folders and weights; not rollouts, rewards or the store. Importing it loads neither torch
+nor vLLM.
 """
 
 from leyden.engine.vllm.backend import VLLMBackend

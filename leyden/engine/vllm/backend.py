@@ -1,8 +1,8 @@
 """`VLLMBackend`: Leyden's learner beside a vLLM server that samples.
 
-The learner computes gradients in this process or in a child process. The server samples, for
-`sample()` and for agents. `publish_weights` loads the learner's weights into the server, and
-compares the log-probabilities of fixed probes before any rollout uses the weights.
+The learner computes gradients in this process or in a child process. The server samples, for `sample()` and for agents.
+`publish_weights` loads the learner's weights into the server, and compares the log-probabilities of fixed probes before
+any rollout uses the weights.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class _StartedBackend:
     transfers: bool
     """Whether weights reach the server by vLLM's own transfer, and not through `exchange`."""
     mark: str | None = None
-    """The name that the server keeps in its memory for the published weights, by which a restart is
-    noticed; None if it keeps none."""
+    """The name that the server keeps in its memory for the published weights, by which a restart is noticed; None if it
+    keeps none."""
     n_pushes: int = 0
     """How often weights were loaded into the server."""
     published: list[Path] = field(default_factory=list[Path])
@@ -97,8 +97,6 @@ class _StartedBackend:
 
 
 def _by_learner(method: Method) -> Method:
-    """Return a method that calls the backend's learner."""
-
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         started(self._running)
         return await getattr(self.learner, method.__name__)(*args, **kwargs)
@@ -136,40 +134,37 @@ class VLLMBackend(PolicyBackend):
         **learner: Any,
     ) -> None:
         """model: a folder or a hub name, for learner and server.
-        url: the address of a running server, such as "http://127.0.0.1:8000". None starts a server,
-            which ends with this process.
+        url: the address of a running server, such as "http://127.0.0.1:8000". None starts a server, which ends with
+            this process.
         model_name: the name under which the server serves the policy.
         isolate: run the learner in a child process, so that training does not hold up the agents.
-        lora: train adapters, and load only these into the server, which is started with the model
-            itself. None: train all weights.
+        lora: train adapters, and load only these into the server, which is started with the model itself. None: train
+            all weights.
         dtype: the type of the weights in learner and server; None is float32.
         max_length: the longest sequence; None is the model's context, at most 4,096.
-        untie: give a model with tied embeddings an output head of its own at the server, which
-            costs the memory of the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the
-            probes show whether another version does.
-        transfer: how full weights reach the server: "folder" through exchange_dir, "ipc" by vLLM's
-            own transfer within one GPU's memory, without a copy on a disk. None is "ipc" if the
-            learner and a server that is started share the first GPU, else "folder". Any program
-            that reaches the routes of a server with "ipc" can run code there.
-        tolerance: the largest difference between the server's and the learner's log-probabilities
-            of the probes; None is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
-        exchange_dir: a directory that learner and server both read under this path; None makes a
-            temporary one. A directory in memory ("/dev/shm/policy") saves writing to a disk.
+        untie: give a model with tied embeddings an output head of its own at the server, which costs the memory of the
+            embeddings. vLLM 0.32 on a CPU does not reload a tied head; the probes show whether another version does.
+        transfer: how full weights reach the server: "folder" through exchange_dir, "ipc" by vLLM's own transfer within
+            one GPU's memory, without a copy on a disk. None is "ipc" if the learner and a server that is started share
+            the first GPU, else "folder". Any program that reaches the routes of a server with "ipc" can run code there.
+        tolerance: the largest difference between the server's and the learner's log-probabilities of the probes; None
+            is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
+        exchange_dir: a directory that learner and server both read under this path; None makes a temporary one. A
+            directory in memory ("/dev/shm/policy") saves writing to a disk.
         max_requests: the most requests of `sample` that are at the server at once.
         api_key: the key that the server requires, also a server that is started; None: none.
         python: the interpreter that has vLLM; None is this one.
-        host, port: the address of a server that is started; port 0 takes a free one. The server's
-            routes change its weights, so any address but loopback needs an api_key.
-        kv_cache_gib: GiB of memory for keys and values of a server on the CPU; None leaves vLLM's
-            default. A GPU ignores it.
-        gpu_memory_utilization: the share of the GPU's memory for the server; None leaves vLLM's
-            default, which leaves no room for a learner on the same GPU.
+        host, port: the address of a server that is started; port 0 takes a free one. The server's routes change its
+            weights, so any address but loopback needs an api_key.
+        kv_cache_gib: GiB of memory for keys and values of a server on the CPU; None leaves vLLM's default. A GPU
+            ignores it.
+        gpu_memory_utilization: the share of the GPU's memory for the server; None leaves vLLM's default, which leaves
+            no room for a learner on the same GPU.
         start_timeout_seconds: how long the server may take to start.
-        extra_arguments: further arguments of vLLM's command line, such as
-            ("--tensor-parallel-size", "2").
+        extra_arguments: further arguments of vLLM's command line, such as ("--tensor-parallel-size", "2").
         environment: further environment variables of the server.
-        learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch,
-            value_head, gradient_checkpointing, offload, seed, threads.
+        learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch, value_head,
+            gradient_checkpointing, offload, seed, threads.
         Raise ConfigError for an option out of its range.
         """
         if not isinstance(model, str | Path):
@@ -241,8 +236,8 @@ class VLLMBackend(PolicyBackend):
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the learner and the server, and load the learner's weights into the server. On
-        failure, stop what was started.
+        """Start the learner and the server, and load the learner's weights into the server. On failure, stop what was
+        started.
         """
         if self._running is not None:
             return
@@ -276,8 +271,8 @@ class VLLMBackend(PolicyBackend):
             await self._undo.aclose()
 
     def _make_exchange(self) -> Path:
-        """Create and return the directory through which weights reach the server: a new one in
-        `exchange_dir`, or a temporary one.
+        """Create and return the directory through which weights reach the server: a new one in `exchange_dir`, or a
+        temporary one.
         """
         if self._exchange_dir is None:
             return Path(tempfile.mkdtemp(prefix="leyden-vllm-"))
@@ -291,8 +286,8 @@ class VLLMBackend(PolicyBackend):
         return path
 
     def _uses_transfer(self, device: str) -> bool:
-        """Return whether weights reach the server by vLLM's own transfer: as the option `transfer`
-        says, or else if a learner on `device` and a server that is started use the same GPU.
+        """Return whether weights reach the server by vLLM's own transfer: as the option `transfer` says, or else if a
+        learner on `device` and a server that is started use the same GPU.
         """
         if self._transfer is not None:
             return self._transfer == "ipc"
@@ -306,8 +301,8 @@ class VLLMBackend(PolicyBackend):
         return device == "cuda:0" and not on_several
 
     async def _new_server(self, initial: Path, max_length: int, *, transfers: bool) -> Server:
-        """Return the server at the URL, or start one: with the weights in `initial` or, for
-        adapters, with the model itself.
+        """Return the server at the URL, or start one: with the weights in `initial` or, for adapters, with the model
+        itself.
         """
         if self._url is not None:
             return FoundServer(self._url.rstrip("/").removesuffix("/v1"))
@@ -319,9 +314,9 @@ class VLLMBackend(PolicyBackend):
     async def _adopt(self, running: _StartedBackend, initial: Path) -> None:
         """Make sure that a server that is ready samples with the learner's weights.
 
-        A server that Leyden did not start, or one that needs the adapter, gets the learner's
-        weights. A server that was started with them is only checked. Raise EngineError if the
-        server does not serve the policy, or samples with other weights.
+        A server that Leyden did not start, or one that needs the adapter, gets the learner's weights. A server that was
+        started with them is only checked. Raise EngineError if the server does not serve the policy, or samples with
+        other weights.
         """
         if self._url is not None:
             models = await running.client.models()
@@ -388,8 +383,8 @@ class VLLMBackend(PolicyBackend):
     async def statistics(self) -> EngineStatistics:
         """Return the server's counters, and check the server.
 
-        At most every 20 seconds a probe is scored, because a proxy may have begun to drop token
-        ids. Raise EngineError if the server has died, was restarted, or reports no token ids.
+        At most every 20 seconds a probe is scored, because a proxy may have begun to drop token ids. Raise EngineError
+        if the server has died, was restarted, or reports no token ids.
         """
         running = started(self._running)
         running.server.check()
@@ -417,8 +412,8 @@ class VLLMBackend(PolicyBackend):
     async def _push(self, running: _StartedBackend) -> None:
         """Load the learner's weights into the server.
 
-        Raise EngineError, which names the weights that the server ignores, if the server's
-        log-probabilities of the probes differ from the learner's.
+        Raise EngineError, which names the weights that the server ignores, if the server's log-probabilities of the
+        probes differ from the learner's.
         """
         running.n_pushes += 1
         folder = running.exchange / f"push-{running.n_pushes}"
@@ -440,15 +435,11 @@ class VLLMBackend(PolicyBackend):
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     async def _write(self, folder: Path) -> None:
-        """Write the learner's weights as a model folder that the server can load."""
         await self._learner.save_pretrained(folder)
         if self._untie:
             await asyncio.to_thread(untie_embeddings, folder)
 
     async def _load(self, running: _StartedBackend, folder: Path) -> None:
-        """Let the server load a folder of weights, or of an adapter, while no request is
-        running.
-        """
         async with running.client.paused():
             if self._trains_adapter:
                 await running.client.load_adapter(self.model_name, str(folder))
@@ -456,11 +447,11 @@ class VLLMBackend(PolicyBackend):
                 await running.client.reload(str(folder))
 
     async def _verify(self, running: _StartedBackend, folder: Path) -> None:
-        """Raise EngineError if the server's log-probabilities of the probes differ from the
-        learner's by more than `tolerance`.
+        """Raise EngineError if the server's log-probabilities of the probes differ from the learner's by more than
+        `tolerance`.
 
-        Before raising, find the tensors that the server ignores: change one group at a time and
-        check whether its scores change.
+        Before raising, find the tensors that the server ignores: change one group at a time and check whether its
+        scores change.
         folder: the folder of the weights that were just published.
         """
         wanted = await learner_scores(self._learner, running.probes)
@@ -492,8 +483,8 @@ class VLLMBackend(PolicyBackend):
         )
 
     async def _mark(self, running: _StartedBackend) -> None:
-        """Give the server's loaded weights a name, which it loses when it is restarted. A server
-        for adapters may have no such route.
+        """Give the server's loaded weights a name, which it loses when it is restarted. A server for adapters may have
+        no such route.
         """
         mark = f"leyden-{uuid.uuid4().hex}"
         try:
@@ -505,8 +496,7 @@ class VLLMBackend(PolicyBackend):
         running.mark = mark
 
     async def _check_mark(self, running: _StartedBackend) -> None:
-        """Raise EngineError if the server's weights no longer have the name that the last push gave
-        them.
+        """Raise EngineError if the server's weights no longer have the name that the last push gave them.
 
         A push during the query changes the name, which is no error.
         """
@@ -522,8 +512,8 @@ class VLLMBackend(PolicyBackend):
 
     @contextlib.asynccontextmanager
     async def _explained(self, running: _StartedBackend) -> AsyncGenerator[None]:
-        """Add the last lines of the server's log to an EngineError of the block, or the reason why
-        the server cannot be reached.
+        """Add the last lines of the server's log to an EngineError of the block, or the reason why the server cannot be
+        reached.
         """
         try:
             yield

@@ -1,8 +1,8 @@
 """Edit a Hugging Face model folder before a server loads it, by the bytes of its safetensors files.
 
-A safetensors file consists of the length of its header (8 bytes, little-endian), the header (JSON:
-name to dtype, shape and offsets), and the tensors' bytes. This module reads and writes these bytes
-itself, so that neither torch nor numpy is loaded in the process that drives the server.
+A safetensors file consists of the length of its header (8 bytes, little-endian), the header (JSON: name to dtype, shape
+and offsets), and the tensors' bytes. This module reads and writes these bytes itself, so that neither torch nor numpy
+is loaded in the process that drives the server.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _ONE: Final = {"F64": b"\0\0\0\0\0\0\xf0\x3f", "F32": b"\0\0\x80\x3f", "F16": b"\0\x3c", "BF16": b"\x80\x3f"}
 """The bytes of the number 1, by dtype."""
 _FLIP_SIGN: Final = bytes(byte ^ 0x80 for byte in range(256))
-"""A table for `bytes.translate` that flips the highest bit of each byte: the sign of a number, in
-its last byte."""
+"""A table for `bytes.translate` that flips the highest bit of each byte: the sign of a number, in its last byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,12 @@ def is_tied(folder: Path) -> bool:
 
 
 def untie_embeddings(folder: Path) -> bool:
-    """Give a model with tied embeddings, in a folder, an output head of its own with the same
-    numbers. Return whether the model was tied.
+    """Give a model with tied embeddings, in a folder, an output head of its own with the same numbers. Return whether
+    the model was tied.
 
-    vLLM on a CPU keeps a packed copy of a tied output head, and does not update the copy when
-    weights are reloaded. An output head that is a tensor of its own is reloaded like every other
-    weight. Raise EngineError if the embeddings are not found.
+    vLLM on a CPU keeps a packed copy of a tied output head, and does not update the copy when weights are reloaded. An
+    output head that is a tensor of its own is reloaded like every other weight. Raise EngineError if the embeddings are
+    not found.
     """
     if not is_tied(folder):
         return False
@@ -125,8 +124,8 @@ def _write_tensor(path: Path, name: str, tensor: StoredTensor) -> None:
 
 
 def _add_to_index(folder: Path, n_bytes: int) -> None:
-    """Add the output head to the index of a model of several files. Do nothing without an index,
-    because vLLM then reads every file.
+    """Add the output head to the index of a model of several files. Do nothing without an index, because vLLM then
+    reads every file.
     """
     path = folder / _INDEX
     if path.exists():
@@ -147,9 +146,7 @@ def groups_of(folder: Path) -> dict[str, list[StoredTensor]]:
 
 
 def copy_with_changed(folder: Path, target: Path, tensors: list[StoredTensor]) -> None:
-    """Copy a model folder to `target`, with every number of some tensors negated. A tensor of zeros
-    becomes ones.
-    """
+    """Copy a model folder to `target`, with every number of some tensors negated. A tensor of zeros becomes ones."""
     shutil.copytree(folder, target, dirs_exist_ok=True)
     for tensor in tensors:
         size = _ITEM_BYTES.get(tensor.dtype)

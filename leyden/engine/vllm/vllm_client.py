@@ -1,9 +1,8 @@
-"""`VLLMClient`: calls a vLLM server by OpenAI's routes, with token ids, and by the routes that
-change the server's weights.
+"""`VLLMClient`: calls a vLLM server by OpenAI's routes, with token ids, and by the routes that change the server's
+weights.
 
-The module knows requests and answers. An answer without the requested token ids or
-log-probabilities raises EngineError. It knows no process: the caller explains why a server cannot
-be reached.
+The module knows requests and answers. An answer without the requested token ids or log-probabilities raises
+EngineError. It knows no process: the caller explains why a server cannot be reached.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 _METRIC = re.compile(r"^vllm:(\w+)(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Parameters that `SamplingParams` lacks. A server may have other defaults, which it reads from the
-model's folder."""
+"""Parameters that `SamplingParams` lacks. A server may have other defaults, which it reads from the model's folder."""
 _ANSWER_CHARACTERS = 500
 """The most characters of an answer in an error message."""
 _ROUTES_WITH_404 = ("/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
@@ -72,17 +70,17 @@ class VLLMClient:
         version: int,
         stop_ids: Sequence[int],
     ) -> list[SampledResponse]:
-        """Return one response for each prompt of token ids. With a seed, prompt i is sampled with
-        `seed + i`.
+        """Return one response for each prompt of token ids. With a seed, prompt i is sampled with `seed + i`.
 
-        version: the version of the server's weights. stop_ids: all tokens that end a response.
+        version: the version of the server's weights.
+        stop_ids: all tokens that end a response.
         Raise EngineError if an answer lacks token ids or log-probabilities.
         """
         room = asyncio.Semaphore(self._most_at_once)
 
         async def one(index: int, prompt: Sequence[int]) -> SampledResponse:
-            """Sample the response to the prompt number `index`. Raise EngineError if the server
-            leaves out token ids or log-probabilities.
+            """Sample the response to the prompt number `index`. Raise EngineError if the server leaves out token ids or
+            log-probabilities.
             """
             body: dict[str, Any] = {
                 "model": model,
@@ -121,8 +119,8 @@ class VLLMClient:
         """
 
         async def one(probe: Sequence[int]) -> list[float]:
-            """Return the log-probability of each token of a probe except the first. Raise
-            EngineError if the server does not report them.
+            """Return the log-probability of each token of a probe except the first. Raise EngineError if the server
+            does not report them.
             """
             body = {"model": model, "prompt": list(probe), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
             choice, _ = await self._complete(body)
@@ -138,9 +136,7 @@ class VLLMClient:
         return [await one(probe) for probe in probes]  # one after another, so that no batch changes the last bits
 
     async def _complete(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[int]]:
-        """Return the only choice of a completion, and its token ids. Raise EngineError if the
-        server reports none.
-        """
+        """Return the only choice of a completion, and its token ids. Raise EngineError if the server reports none."""
         answer = await self.post("/v1/completions", {**body, "logprobs": 0, "return_token_ids": True})
         choices: list[Mapping[str, Any]] = answer.get("choices") or []
         if not choices:
@@ -175,21 +171,17 @@ class VLLMClient:
             await self.post("/resume", {})
 
     async def reload(self, folder: str) -> None:
-        """Load the weights of a folder that the server's machine can read, and drop the prefix
-        cache.
-        """
+        """Load the weights of a folder that the server's machine can read, and drop the prefix cache."""
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         await self.post("/reset_prefix_cache", {})
 
     async def begin_transfers(self) -> None:
-        """Prepare vLLM's own transfer of weights, for which the server needs
-        `--weight-transfer-config`.
-        """
+        """Prepare vLLM's own transfer of weights, for which the server needs `--weight-transfer-config`."""
         await self.post("/init_weight_transfer_engine", {"init_info": {"packed": False}})
 
     async def transfer(self, weights: SharedWeights) -> None:
-        """Load weights that another process shares, and drop the prefix cache. The sharing process
-        must keep them until this returns.
+        """Load weights that another process shares, and drop the prefix cache. The sharing process must keep them until
+        this returns.
         """
         update = {"names": weights.names, "dtype_names": weights.dtypes, "shapes": weights.shapes}
         await self.post("/start_weight_update", {})
@@ -200,9 +192,8 @@ class VLLMClient:
     async def load_adapter(self, name: str, folder: str) -> None:
         """Serve the adapter in a folder under a name, and drop the prefix cache.
 
-        An earlier adapter of that name is unloaded first; calls of the name fail meanwhile. vLLM's
-        option `load_inplace` is not used, because with it vLLM 0.32 reads the folder again at every
-        step of every request.
+        An earlier adapter of that name is unloaded first; calls of the name fail meanwhile. vLLM's option
+        `load_inplace` is not used, because with it vLLM 0.32 reads the folder again at every step of every request.
         """
         if (await self.models()).get(name, {}).get("parent"):  # an adapter, and not the model itself
             await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name})
@@ -214,16 +205,16 @@ class VLLMClient:
         await self.post("/update_weight_version", {"new_version": mark})
 
     async def mark(self) -> str | None:
-        """Return the name that `set_mark` gave the loaded weights; another name, or None, if the
-        server was restarted since.
+        """Return the name that `set_mark` gave the loaded weights; another name, or None, if the server was restarted
+        since.
         """
         return (await self.get("/weight_info")).get("weight_version")
 
     # ---- requests --------------------------------------------------------------------------------
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path. Raise Unreachable if the server does not answer, and
-        EngineError if it refuses the request.
+        """Return the JSON object at a path. Raise Unreachable if the server does not answer, and EngineError if it
+        refuses the request.
         """
         return _json(path, await self._text("GET", path, None))
 
@@ -235,8 +226,8 @@ class VLLMClient:
         return _json(path, await self._text("POST", path, body))
 
     async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
-        """Send one request and return the response's body. Raise Unreachable if the server does not
-        respond, EngineError for an error status.
+        """Send one request and return the response's body. Raise Unreachable if the server does not respond,
+        EngineError for an error status.
         """
         import aiohttp
 
@@ -259,9 +250,7 @@ class VLLMClient:
 
 
 def _json(path: str, text: str) -> dict[str, Any]:
-    """Return an answer's JSON object; {} for an empty answer, {"value": ...} for any other
-    value.
-    """
+    """Return an answer's JSON object; {} for an empty answer, {"value": ...} for any other value."""
     if not text.strip():
         return {}
     try:
@@ -274,9 +263,7 @@ def _json(path: str, text: str) -> dict[str, Any]:
 
 
 def _hint(path: str, status: int) -> str:
-    """Return the end of an error message: the remedy for an error status of this route; "" if none
-    is known.
-    """
+    """Return the end of an error message: the remedy for an error status of this route; "" if none is known."""
     if path.endswith(("weight_transfer_engine", "weight_update", "/update_weights")):
         return (
             "; transfer='ipc' needs learner and server on one GPU, and a server started with --weight-transfer-config "

@@ -1,8 +1,6 @@
-"""One attempt, from its first hook to its report: call the agent, record its steps, decide how it
-ended.
+"""One attempt, from its first hook to its report: call the agent, record its steps, decide how it ended.
 
-Every end of the agent becomes an `Outcome`. This module raises only if the store cannot be reached
-or the run ends.
+Every end of the agent becomes an `Outcome`. This module raises only if the store cannot be reached or the run ends.
 """
 
 from __future__ import annotations
@@ -100,11 +98,10 @@ class AttemptRunner:
         return getattr(self.agent, "__qualname__", type(self.agent).__name__)
 
     async def run(self, rollout: AttemptedRollout, resources: Awaitable[NamedResources | None]) -> Outcome:
-        """Run one claimed rollout, report its end to the store, and return the end. Cancelling
-        this call cancels the agent and reports nothing.
+        """Run one claimed rollout, report its end to the store, and return the end. Cancelling this call cancels the
+        agent and reports nothing.
 
-        resources: awaited here and not before, so that a failure to read them is reported as the
-            end of this attempt.
+        resources: awaited here and not before, so that a failure to read them is reported as the end of this attempt.
         """
         claimed = time.monotonic()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
@@ -145,8 +142,8 @@ class AttemptRunner:
     ) -> Outcome:
         """Call the agent and return how the attempt ended. Only the debugger's `quit` is raised.
 
-        reading: the resources, which are read while the attempt is prepared. claimed: the time of
-        the claim, from which `timeout_seconds` counts.
+        reading: the resources, which are read while the attempt is prepared.
+        claimed: the time of the claim, from which `timeout_seconds` counts.
         """
         agent, timeout = self.agent, _remaining_seconds(rollout, claimed)
         try:
@@ -189,19 +186,16 @@ class AttemptRunner:
         return SUCCEEDED
 
     async def _call_to_debug(self, debugger: Debugger, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        """Return the agent's result. An async agent runs here, a sync one on the debugger's
-        thread.
-        """
+        """Return the agent's result. An async agent runs here, a sync one on the debugger's thread."""
         if self.agent.is_async():
             return await self.agent.run_async(rollout.input, resources, rollout)
         return await debugger(lambda: self.agent.run(rollout.input, resources, rollout))
 
     async def _check_requirements(self, rollout: AttemptedRollout, spans: Sequence[Span], outcome: Outcome) -> Outcome:
-        """Return a failure if a successful attempt lacks the model call or reward that its rollout
-        requires.
+        """Return a failure if a successful attempt lacks the model call or reward that its rollout requires.
 
-        spans: the spans recorded in this process. Model calls are looked up in the store, because
-            the gateway may record them in another process.
+        spans: the spans recorded in this process. Model calls are looked up in the store, because the gateway may
+            record them in another process.
         """
         if outcome is not SUCCEEDED:
             return outcome
@@ -223,8 +217,8 @@ class AttemptRunner:
         return outcome
 
     async def _report(self, rollout: AttemptedRollout, outcome: Outcome) -> None:
-        """Report the end of the attempt to the store. An attempt that has ended there already stays
-        as it is. If the report fails, its error names the end that it was to report.
+        """Report the end of the attempt to the store. An attempt that has ended there already stays as it is. If the
+        report fails, its error names the end that it was to report.
         """
         metadata = {} if outcome.reason_kind is None else {"reason_kind": outcome.reason_kind, "reason": outcome.reason}
         try:
@@ -243,9 +237,7 @@ class AttemptRunner:
             raise error from outcome.error
 
     async def _call_hooks(self, point: str, **arguments: Any) -> None:
-        """Call one method of every hook. An error is logged, because it must not fail the
-        attempt.
-        """
+        """Call one method of every hook. An error is logged, because it must not fail the attempt."""
         for hook in self.hooks:
             try:
                 call: Callable[..., Awaitable[None]] = getattr(hook, point)
@@ -267,12 +259,11 @@ def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> 
 
 
 def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
-    """Return a copy for one agent, because an agent may change its resources
-    (`llm.sampling_parameters.pop(...)`), which other attempts must not notice.
+    """Return a copy for one agent, because an agent may change its resources (`llm.sampling_parameters.pop(...)`),
+    which other attempts must not notice.
 
-    A gateway that listens on all addresses (0.0.0.0) runs on the store's machine; its host becomes
-    the one under which this process reaches the store. Raise MissingResource for a model whose
-    gateway has no address yet.
+    A gateway that listens on all addresses (0.0.0.0) runs on the store's machine; its host becomes the one under which
+    this process reaches the store. Raise MissingResource for a model whose gateway has no address yet.
     """
     copies = {name: resource.model_copy(deep=True) for name, resource in resources.items()}
     for name, resource in copies.items():
@@ -287,8 +278,8 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
 
 
 def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
-    """Return why the attempt has no answered model call; None if it has one. `calls` begins with an
-    answered one if there is any.
+    """Return why the attempt has no answered model call; None if it has one. `calls` begins with an answered one if
+    there is any.
     """
     if not calls.total:
         return (
@@ -328,13 +319,12 @@ def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
 
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:
-    """Return the outcome of an attempt that an error ended."""
     return Outcome("failed", kind, error_line(error), error)
 
 
 def _remaining_seconds(rollout: AttemptedRollout, claimed: float) -> float | None:
-    """Return how long the agent may still take, by this machine's monotonic clock (`claimed`),
-    because the store's clock may differ.
+    """Return how long the agent may still take, by this machine's monotonic clock (`claimed`), because the store's
+    clock may differ.
     """
     limit = rollout.config.timeout_seconds
     return None if limit is None else max(0.0, claimed + limit - time.monotonic())

@@ -1,10 +1,9 @@
-"""Call an agent so that neither its exceptions, of any kind, nor its hanging can hurt the other
-agents of this process.
+"""Call an agent so that neither its exceptions, of any kind, nor its hanging can hurt the other agents of this process.
 
-An async agent runs as a task of the runner's loop and is cancelled when its time is over or its
-rollout is cancelled; one that swallows the cancellation is abandoned. A sync agent runs in a daemon
-thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks
-ends where the agent ends, because it must not go on as a second runner.
+An async agent runs as a task of the runner's loop and is cancelled when its time is over or its rollout is cancelled;
+one that swallows the cancellation is abandoned. A sync agent runs in a daemon thread of its own and is abandoned, since
+a thread cannot be stopped. A child that an agent forks ends where the agent ends, because it must not go on as a second
+runner.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class AgentCancelled(Exception):
 
 
 class _Escaped(Exception):
-    """Carries a BaseException that is no Exception (SystemExit, KeyboardInterrupt) out of the
-    agent's task, because asyncio would end the event loop on it.
+    """Carries a BaseException that is no Exception (SystemExit, KeyboardInterrupt) out of the agent's task, because
+    asyncio would end the event loop on it.
     """
 
     def __init__(self, original: BaseException) -> None:
@@ -56,11 +55,10 @@ class _Escaped(Exception):
 
 
 def overdue_seconds() -> float:
-    """Return how many seconds ago the earliest time limit of the running async agents passed;
-    negative if none has passed. Safe from any thread.
+    """Return how many seconds ago the earliest time limit of the running async agents passed; negative if none has
+    passed. Safe from any thread.
 
-    More than a few seconds mean that the event loop is blocked, so that no task can cancel the
-    agent.
+    More than a few seconds mean that the event loop is blocked, so that no task can cancel the agent.
     """
     return time.monotonic() - min(_ENDS.copy().values(), default=float("inf"))
 
@@ -74,17 +72,13 @@ async def call_async(
     """Return the async agent's result. Cancelling this call cancels the agent.
 
     timeout_seconds: then the agent is cancelled and AgentTimeout is raised; None: no limit.
-    cancelled: once the caller resolves this future, the agent is cancelled and AgentCancelled is
-        raised.
-    Raise the agent's Exception as it is, and RuntimeError around anything else that it raised, such
-    as SystemExit.
+    cancelled: once the caller resolves this future, the agent is cancelled and AgentCancelled is raised.
+    Raise the agent's Exception as it is, and RuntimeError around anything else that it raised, such as SystemExit.
     """
     pid = os.getpid()
 
     async def contained() -> Any:
-        """Run the agent. Wrap an error that would end the event loop, and end a process that the
-        agent has forked.
-        """
+        """Run the agent. Wrap an error that would end the event loop, and end a process that the agent has forked."""
         try:
             return await agent()
         except (Exception, asyncio.CancelledError):
@@ -113,7 +107,6 @@ async def call_async(
 async def _wait(
     agent: asyncio.Future[Any], timeout_seconds: float | None, cancelled: asyncio.Future[None] | None
 ) -> None:
-    """Wait until the agent has ended, its time is over or its rollout is cancelled."""
     either = {agent} if cancelled is None else {agent, cancelled}
     await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
 
@@ -137,8 +130,8 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 
 def _end_if_forked(pid: int, error: BaseException | None) -> None:
-    """End this process if an agent of process `pid` forked it, with the exit code of a program that
-    ends by this error.
+    """End this process if an agent of process `pid` forked it, with the exit code of a program that ends by this
+    error.
     """
     # GeneratorExit: not the agent's end, but a coroutine of the parent that the child collects.
     if os.getpid() == pid or isinstance(error, GeneratorExit):
@@ -157,9 +150,7 @@ def _retrieve(task: asyncio.Future[Any]) -> None:
 
 
 def _result(task: asyncio.Future[Any]) -> Any:
-    """Return the result of an agent's task. Raise its error, as a RuntimeError where it would end
-    the runner.
-    """
+    """Return the result of an agent's task. Raise its error, as a RuntimeError where it would end the runner."""
     if task.cancelled():
         raise RuntimeError(_CANCELLED_ITSELF)
     error = task.exception()
@@ -177,14 +168,13 @@ async def call_sync(
     name: str,
     cancelled: asyncio.Future[None] | None = None,
 ) -> Any:
-    """Return the sync agent's result, from a thread called `name` that sees the caller's context
-    variables. Cancelling this call abandons the thread.
+    """Return the sync agent's result, from a thread called `name` that sees the caller's context variables. Cancelling
+    this call abandons the thread.
 
     timeout_seconds: then the thread is abandoned and AgentTimeout is raised; None: no limit.
-    cancelled: once the caller resolves this future, the thread is abandoned and AgentCancelled is
-        raised.
-    Raise the agent's Exception as it is, and RuntimeError around anything else that it raised, such
-    as SystemExit or StopIteration (which a future cannot hold).
+    cancelled: once the caller resolves this future, the thread is abandoned and AgentCancelled is raised.
+    Raise the agent's Exception as it is, and RuntimeError around anything else that it raised, such as SystemExit or
+    StopIteration (which a future cannot hold).
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -239,15 +229,13 @@ class QuitDebugging(Exception):
 
 
 async def call_here(agent: Callable[[], Any]) -> Any:
-    """Call the sync agent on the thread of the running loop, which it blocks. Implements
-    `Debugger`.
-    """
+    """Call the sync agent on the thread of the running loop, which it blocks. Implements `Debugger`."""
     return _call_beside_loop(agent)
 
 
 def _call_beside_loop(agent: Callable[[], Any]) -> Any:
-    """Call a function on a thread whose event loop is running, so that it may run a loop of its own
-    (`asyncio.run`). The thread's loop is hidden meanwhile.
+    """Call a function on a thread whose event loop is running, so that it may run a loop of its own (`asyncio.run`).
+    The thread's loop is hidden meanwhile.
     """
     loop = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
@@ -285,8 +273,8 @@ class CallingThread:
         return await future
 
     def serve(self) -> None:
-        """Run the requested calls in this thread until `end` is called. Raise KeyboardInterrupt,
-        also if it was raised inside an agent.
+        """Run the requested calls in this thread until `end` is called. Raise KeyboardInterrupt, also if it was raised
+        inside an agent.
         """
         while (call := self._calls.get()) is not None:
             call()
@@ -309,8 +297,8 @@ def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | N
 async def call_to_debug(agent: Callable[[], Awaitable[Any]]) -> Any:
     """Return the agent's result, without a time limit.
 
-    Raise the agent's Exception as it is, RuntimeError around anything else, and QuitDebugging after
-    Ctrl-C or the debugger's "quit". A cancellation of the caller is raised as it is.
+    Raise the agent's Exception as it is, RuntimeError around anything else, and QuitDebugging after Ctrl-C or the
+    debugger's "quit". A cancellation of the caller is raised as it is.
     """
     try:
         return await agent()
@@ -328,7 +316,6 @@ async def call_to_debug(agent: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return whether an error, or an error in an exception group, is of one of these kinds."""
     return any(isinstance(inner, kinds) for inner in inner_errors(error))
 
 

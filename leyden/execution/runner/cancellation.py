@@ -1,9 +1,8 @@
 """Notice that a rollout was cancelled in the store while its agent runs in this process.
 
-One query that waits at the store serves all agents of a runner. It returns when a rollout finishes,
-and is sent again at most every 0.4 seconds, so its cost grows neither with the store's history nor
-with the rate of rollouts. `leyden.execution.runner.attempt` ends the agent. To end agents for another reason,
-resolve their future here.
+One query that waits at the store serves all agents of a runner. It returns when a rollout finishes, and is sent again
+at most every 0.4 seconds, so its cost grows neither with the store's history nor with the rate of rollouts.
+`leyden.execution.runner.attempt` ends the agent. To end agents for another reason, resolve their future here.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _REST_SECONDS = 0.4
 _AGAIN_SECONDS = 30.0
 """The longest wait for a notification of the store, in seconds."""
 _AWAY_SECONDS = 2.0
-"""Seconds between two tries while the store cannot be reached. Its absence is only logged at DEBUG
-here, because the runner's heartbeat raises the error.
+"""Seconds between two tries while the store cannot be reached. Its absence is only logged at DEBUG here, because the
+runner's heartbeat raises the error.
 """
 
 
@@ -51,9 +50,7 @@ class CancelWatch:
 
     @contextlib.contextmanager
     def over(self, rollout_id: str) -> Generator[asyncio.Future[None]]:
-        """Yield a future that is resolved within a second if the rollout is cancelled during the
-        block.
-        """
+        """Yield a future that is resolved within a second if the rollout is cancelled during the block."""
         cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watched[cancelled] = rollout_id
         self._changed.set()
@@ -72,8 +69,7 @@ class CancelWatch:
         return any(rollout.status == "cancelled" for rollout in finished)
 
     async def _run(self) -> None:
-        """Resolve the futures of watched rollouts that were cancelled in the store. Runs until it
-        is cancelled.
+        """Resolve the futures of watched rollouts that were cancelled in the store. Runs until it is cancelled.
 
         It pauses before each query, so that no query is sent for an agent that ends sooner.
         """
@@ -92,8 +88,8 @@ class CancelWatch:
             self._changed.set()
 
     async def _finished(self, rollout_ids: Sequence[str]) -> Mapping[str, RolloutStatus]:
-        """Wait for any of the rollouts. A rollout that the store has pruned counts as cancelled,
-        because only finished ones are pruned.
+        """Wait for any of the rollouts. A rollout that the store has pruned counts as cancelled, because only finished
+        ones are pruned.
         """
         try:
             return {each.rollout_id: each.status for each in await self._wait_for_any(rollout_ids)}
@@ -105,9 +101,7 @@ class CancelWatch:
             return {each: status for each, status in finished.items() if each not in unfinished}
 
     async def _wait_for_any(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
-        """Return the finished rollouts as soon as there are any; none if others are to be watched
-        meanwhile.
-        """
+        """Return the finished rollouts as soon as there are any; none if others are to be watched meanwhile."""
         finished = await self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=0.0)
         if finished or self._changed.is_set():
             return finished
@@ -116,9 +110,6 @@ class CancelWatch:
             return waiting.result() if waiting.done() else ()
 
     def _resolve(self, finished: Mapping[str, RolloutStatus]) -> None:
-        """Resolve the futures of cancelled rollouts, and drop those of rollouts that finished by
-        themselves.
-        """
         for future, rollout_id in list(self._watched.items()):
             if rollout_id in finished:
                 del self._watched[future]

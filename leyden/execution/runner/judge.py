@@ -1,8 +1,7 @@
-"""`Judge`: a hook that rewards an attempt by its record, for agents that cannot tell how well they
-did.
+"""`Judge`: a hook that rewards an attempt by its record, for agents that cannot tell how well they did.
 
-It knows spans and a function of the user's, which may call a reward model. It does not know the
-algorithm that reads the reward.
+It knows spans and a function of the user's, which may call a reward model. It does not know the algorithm that reads
+the reward.
 """
 
 from __future__ import annotations
@@ -26,14 +25,12 @@ Score = float | Mapping[str, float] | None
 class Judge(Hook):
     """Emit a reward when the agent has returned, before the attempt is checked for one.
 
-    An algorithm reads the last reward of an attempt. The judge's reward therefore counts, and a
-    reward of the agent stays on record. An error of the judge is logged; an attempt whose agent
-    gave no reward either then fails with the reason `no_reward` if its rollout requires one. A
-    failed attempt is judged too, and its reward is not used.
+    An algorithm reads the last reward of an attempt. The judge's reward therefore counts, and a reward of the agent
+    stays on record. An error of the judge is logged; an attempt whose agent gave no reward either then fails with the
+    reason `no_reward` if its rollout requires one. A failed attempt is judged too, and its reward is not used.
 
-    score: a function of the task and of the spans recorded so far, ordered by sequence id: the
-        agent's own and the gateway's model calls. A coroutine function does not hold up other
-        rollouts.
+    score: a function of the task and of the spans recorded so far, ordered by sequence id: the agent's own and the
+        gateway's model calls. A coroutine function does not hold up other rollouts.
     """
 
     def __init__(self, score: Callable[[Any, Sequence[Span]], Score | Awaitable[Score]]) -> None:

@@ -1,8 +1,8 @@
 """`LitAgentRunner`: hundreds of rollouts in flight on one event loop.
 
-The runner claims as many rollouts as it has free slots. A claim waits at the store for work, so an
-idle runner does not poll. The resources of a claimed rollout are read once, for the whole attempt.
-An agent whose rollout is cancelled in the store is ended within a second.
+The runner claims as many rollouts as it has free slots. A claim waits at the store for work, so an idle runner does not
+poll. The resources of a claimed rollout are read once, for the whole attempt. An agent whose rollout is cancelled in
+the store is ended within a second.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class LitAgentRunner(Runner[T]):
     tracer: records the agent's steps; None: an OtelTracer.
     concurrency: the most rollouts in flight at a time.
     max_rollouts: `iter` ends after this many rollouts; None: no limit.
-    heartbeat_interval: seconds between two reports of this worker's state to the store. The reply
-        says whether the worker shall pause (`LightningStore.pause_worker`): then it finishes its
-        rollouts, and claims no more until the pause ends.
+    heartbeat_interval: seconds between two reports of this worker's state to the store. The reply says whether the
+        worker shall pause (`LightningStore.pause_worker`): then it finishes its rollouts, and claims no more until the
+        pause ends.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class LitAgentRunner(Runner[T]):
         self.tracer.init()
 
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
-        """Bind the store and the worker's name, and prepare the tracer. If the agent uses OpenAI's
-        SDK, import it now, so that the first rollout does not wait a second for it.
+        """Bind the store and the worker's name, and prepare the tracer. If the agent uses OpenAI's SDK, import it now,
+        so that the first rollout does not wait a second for it.
 
-        worker_name: by default `Worker-{worker_id}`, preceded by host and process id if the store
-            is shared with other processes.
+        worker_name: by default `Worker-{worker_id}`, preceded by host and process id if the store is shared with other
+            processes.
         """
         self.worker_id, self._store = worker_id, store
         shared = f"{socket.gethostname()}-{os.getpid()}-" if store.capabilities["zero_copy"] else ""
@@ -108,8 +108,8 @@ class LitAgentRunner(Runner[T]):
     async def recorded_spans(self, rollout: AttemptedRollout) -> list[Span]:
         """Return the spans recorded so far of an attempt under way, ordered by sequence id.
 
-        These are the spans of the calling task's open trace, and the model calls that the gateway
-        has recorded. Wait until the gateway's are in the store.
+        These are the spans of the calling task's open trace, and the model calls that the gateway has recorded. Wait
+        until the gateway's are in the store.
         """
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         for recorder in self._recorders:
@@ -126,8 +126,7 @@ class LitAgentRunner(Runner[T]):
                 await self._iter(attempts, watchdog, event or Latch())
 
     async def _iter(self, attempts: AttemptRunner, watchdog: LagWatchdog, event: Latch) -> None:
-        """Claim and run rollouts until `event` is set, `max_rollouts` have run, or an error ends
-        the runner.
+        """Claim and run rollouts until `event` is set, `max_rollouts` have run, or an error ends the runner.
 
         Rollouts under way are finished before a return, and cancelled before an error is raised.
         """
@@ -152,8 +151,8 @@ class LitAgentRunner(Runner[T]):
     async def _claim_unless_paused(
         self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore, pause: _Pause
     ) -> None:
-        """Claim until cancelled or until `max_rollouts` are claimed. A pause cancels a claim that
-        is waiting, as the end of the run does.
+        """Claim until cancelled or until `max_rollouts` are claimed. A pause cancels a claim that is waiting, as the
+        end of the run does.
         """
         while True:
             await pause.over.wait()
@@ -192,9 +191,7 @@ class LitAgentRunner(Runner[T]):
         mode: RolloutMode | None = None,
         event: Latch | None = None,
     ) -> Rollout:
-        """Run one task at once, outside of the queue, and return its rollout. Raise what the agent
-        raised.
-        """
+        """Run one task at once, outside of the queue, and return its rollout. Raise what the agent raised."""
         attempts, store = self._attempt_runner(), self._bound_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
         rollout = await store.start_rollout(input, mode=mode, resources_id=resources_id, worker_id=self.worker_name)
@@ -206,9 +203,7 @@ class LitAgentRunner(Runner[T]):
         return await store.get_rollout_by_id(rollout.rollout_id)
 
     def _attempt_runner(self) -> AttemptRunner:
-        """Return a runner of single attempts. Raise ConfigError if the agent or the store is
-        missing.
-        """
+        """Return a runner of single attempts. Raise ConfigError if the agent or the store is missing."""
         if self._agent is None:
             raise ConfigError(
                 "the runner has no agent; call init(agent) first, or use run_context(agent=..., store=...)"
@@ -225,9 +220,7 @@ class LitAgentRunner(Runner[T]):
         return self._store
 
     async def _heartbeat(self, store: LightningStore, running: _RunningSet, pause: _Pause) -> None:
-        """Report metrics of this worker every `heartbeat_interval` seconds, and apply the store's
-        `paused`.
-        """
+        """Report metrics of this worker every `heartbeat_interval` seconds, and apply the store's `paused`."""
         probe, latency, before = SystemProbe(), dict[str, float](), (time.monotonic(), 0)
         about = {"heartbeat_seconds": self.heartbeat_interval, "agent_version": self._agent_version}
         while True:
@@ -247,9 +240,7 @@ class LitAgentRunner(Runner[T]):
             await asyncio.sleep(self.heartbeat_interval)
 
     async def _say_farewell(self, store: LightningStore, running: _RunningSet) -> None:
-        """Send a last heartbeat, so that the silence from here on raises no alert. The store may
-        have gone first.
-        """
+        """Send a last heartbeat, so that the silence from here on raises no alert. The store may have gone first."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 await store.update_worker(
@@ -290,7 +281,6 @@ class _Pause:
         self.over.set()
 
     def set(self, paused: bool) -> bool:
-        """Begin or end the pause. Return False if nothing changed."""
         now, before = (self.begun, self.over) if paused else (self.over, self.begun)
         changed = not now.is_set()
         before.clear()
@@ -299,8 +289,8 @@ class _Pause:
 
 
 class _RunningSet:
-    """The attempts in flight, the counts of those that ended, and the first error that kept an
-    attempt from being reported.
+    """The attempts in flight, the counts of those that ended, and the first error that kept an attempt from being
+    reported.
     """
 
     def __init__(self, watchdog: LagWatchdog) -> None:
@@ -311,7 +301,6 @@ class _RunningSet:
         self._changed = asyncio.Event()
 
     def start(self, attempt: Coroutine[Any, Any, Outcome], in_flight: InFlight) -> None:
-        """Start an attempt, and count it when it has ended."""
         task = self.watchdog.start(attempt, in_flight)
         self.started += 1
         self.tasks.add(task)
@@ -348,9 +337,7 @@ class _RunningSet:
             self.failed.result()
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
-        """Count the outcome of a rollout's task that has ended, or fail the runner with the task's
-        error.
-        """
+        """Count the outcome of a rollout's task that has ended, or fail the runner with the task's error."""
         self.tasks.discard(task)
         self._changed.set()  # the waiter runs in a later turn of the loop, after the count
         if task.cancelled():
@@ -361,22 +348,20 @@ class _RunningSet:
             self.failed.set_exception(error)
 
     def _count(self, outcome: Outcome) -> None:
-        """Count an attempt that has ended."""
         self.ended += 1
         self.completed += outcome.completed
         self.succeeded += outcome.status == "succeeded"
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _calls_openai(agent: object) -> bool:
-    """Return whether the agent's own function uses a name of OpenAI's SDK: `openai`, as in
-    `llm.openai()` and `import openai`, or `openai_sync`.
+    """Return whether the agent's own function uses a name of OpenAI's SDK: `openai`, as in `llm.openai()` and `import
+    openai`, or `openai_sync`.
     """
     functions = (
         getattr(agent, "__wrapped__", None),

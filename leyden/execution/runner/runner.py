@@ -35,15 +35,13 @@ class AttemptRecorder(Protocol):
         ...
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """Return when everything recorded for the attempt is in the store. Raise the error that
-        prevented it.
-        """
+        """Return when everything recorded for the attempt is in the store. Raise the error that prevented it."""
         ...
 
 
 class Hook:
-    """Called at four points of every attempt; override the methods of interest. An exception of a
-    hook is logged and goes no further.
+    """Called at four points of every attempt; override the methods of interest. An exception of a hook is logged and
+    goes no further.
     """
 
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
@@ -71,8 +69,8 @@ class Hook:
 class ParallelWorkerBase:
     """The life cycle of an object that runs in workers.
 
-    `init` is called once, then `init_worker` in each worker; at the end `teardown_worker` in each,
-    then `teardown` once.
+    `init` is called once, then `init_worker` in each worker; at the end `teardown_worker` in each, then `teardown`
+    once.
     """
 
     worker_id: int | None = None
@@ -97,15 +95,15 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     concurrency: int = 1
     """The most rollouts that the runner works on at a time."""
     most_at_first: int | None = None
-    """How many rollouts `iter` may have in flight at first. Each rollout that ends raises the limit
-    by one, up to `concurrency`. None: `concurrency` from the start.
+    """How many rollouts `iter` may have in flight at first. Each rollout that ends raises the limit by one, up to
+    `concurrency`. None: `concurrency` from the start.
 
-    An execution strategy sets it after a process with several rollouts has died, because one of
-    them may have killed it."""
+    An execution strategy sets it after a process with several rollouts has died, because one of them may have killed
+    it."""
 
     debugger: Debugger | None = None
-    """How to call sync agents under a debugger. Rollouts then run one at a time without time
-    limits, and Ctrl-C or the debugger's "quit" ends the run. None: no debugger.
+    """How to call sync agents under a debugger. Rollouts then run one at a time without time limits, and Ctrl-C or the
+    debugger's "quit" ends the run. None: no debugger.
     """
 
     @abstractmethod
@@ -114,25 +112,23 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     ) -> None:
         """Bind the agent.
 
-        hooks: called around each attempt and its trace. recorders: notified of each attempt's begin
-        and end.
+        hooks: called around each attempt and its trace.
+        recorders: notified of each attempt's begin and end.
         """
 
     @abstractmethod
     def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
         """Bind the store, and the name under which the store knows this worker.
 
-        worker_name: unique among all workers of the store; by default `Worker-{worker_id}`,
-            preceded by host and process if the store is shared with other processes.
+        worker_name: unique among all workers of the store; by default `Worker-{worker_id}`, preceded by host and
+            process if the store is shared with other processes.
         """
 
     @abstractmethod
     async def iter(self, event: Latch | None = None) -> None:
-        """Claim and run rollouts until `event` is set (or `max_rollouts` are done), then finish
-        the rollouts under way.
+        """Claim and run rollouts until `event` is set (or `max_rollouts` are done), then finish the rollouts under way.
 
-        A failing agent never ends the loop. A store that cannot be reached does: its error is
-        raised.
+        A failing agent never ends the loop. A store that cannot be reached does: its error is raised.
         """
 
     @abstractmethod
@@ -159,8 +155,8 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     ) -> RunContext[Self]:
         """Return a block, for `with` or `async with`, in which this runner can `step` or `iter`.
 
-        The block calls `init` and `init_worker`, and tears both down at its end. It is made for
-        scripts and tests. worker_id: 0 by default.
+        The block calls `init` and `init_worker`, and tears both down at its end. It is made for scripts and tests.
+        worker_id: 0 by default.
         """
 
         @contextmanager
@@ -178,8 +174,8 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
 
 @contextmanager
 def torn_down(teardown: Callable[[], None]) -> Generator[None]:
-    """Call `teardown` at the end of the block. If the block has raised, an error of `teardown` is
-    only logged, so that it does not hide the block's.
+    """Call `teardown` at the end of the block. If the block has raised, an error of `teardown` is only logged, so that
+    it does not hide the block's.
     """
     try:
         yield

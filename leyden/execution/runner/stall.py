@@ -1,8 +1,7 @@
-"""Decide why an event loop stands still: its thread runs one step (a callback, or a task up to its
-next `await`), imports a module, gets no CPU, or waits for Python's lock.
+"""Decide why an event loop stands still: its thread runs one step (a callback, or a task up to its next `await`),
+imports a module, gets no CPU, or waits for Python's lock.
 
-Pure apart from the clocks: `ThreadTimes` reads them, `reason` decides. It knows neither attempts
-nor stores.
+Pure apart from the clocks: `ThreadTimes` reads them, `reason` decides. It knows neither attempts nor stores.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class ThreadTimes:
     cpu: float
     """CPU time that the thread has used."""
     queued: float
-    """Time in which the thread was ready to run and had no core; 0.0 if the system does not count
-    it."""
+    """Time in which the thread was ready to run and had no core; 0.0 if the system does not count it."""
     process: float
     """CPU time that all threads of the process have used."""
     runs: int
@@ -87,10 +85,10 @@ class Position:
 def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
     """Return why an event loop is at `now` still in the step in which it was at `then`.
 
-    Time in the queue for a core does not count. A thread that waits for Python's lock uses no CPU,
-    like a sleeping one. It differs in two ways: other threads of the process use CPU, and it wakes
-    every 5 ms to request the lock. "no_lock" therefore means that this thread used less than half
-    of the time, that the others used at least half, and that it woke often.
+    Time in the queue for a core does not count. A thread that waits for Python's lock uses no CPU, like a sleeping one.
+    It differs in two ways: other threads of the process use CPU, and it wakes every 5 ms to request the lock. "no_lock"
+    therefore means that this thread used less than half of the time, that the others used at least half, and that it
+    woke often.
     """
     if importing:
         return "importing"
@@ -102,8 +100,8 @@ def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
 
 
 def place(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return the innermost line of user code as `file:line in function`, with a path relative to
-    the working directory; without user code, the innermost line.
+    """Return the innermost line of user code as `file:line in function`, with a path relative to the working directory;
+    without user code, the innermost line.
     """
     theirs = (frame for frame in reversed(frames) if is_users_file(frame.filename))
     frame = next(theirs, frames[-1])
@@ -115,8 +113,8 @@ def place(frames: Sequence[traceback.FrameSummary]) -> str:
 def is_worth_a_warning(why: Reason, seconds: float) -> bool:
     """Return whether to warn of a stall that has lasted for `seconds`. Count the warning if so.
 
-    Imports give none, and a shortage of CPU or of the lock only after 2 seconds. Each kind gives at
-    most one a minute, a shortage of CPU one a minute for all processes of this machine.
+    Imports give none, and a shortage of CPU or of the lock only after 2 seconds. Each kind gives at most one a minute,
+    a shortage of CPU one a minute for all processes of this machine.
     """
     if why == "importing" or (why != "blocked" and seconds < _SHORTAGE_SECONDS):
         return False

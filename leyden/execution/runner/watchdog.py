@@ -1,10 +1,8 @@
-"""The lag watchdog: reports why an event loop stands still, and keeps innocent attempts from paying
-for it.
+"""The lag watchdog: reports why an event loop stands still, and keeps innocent attempts from paying for it.
 
-Async agents of a process share one loop. An agent that computes or sleeps without `await` stops
-them all, and their runner too: timeouts pass, no heartbeat is sent, and the store ends attempts
-that did nothing wrong. A thread beside the loop checks regularly that the loop still turns. While
-it does not, the thread
+Async agents of a process share one loop. An agent that computes or sleeps without `await` stops them all, and their
+runner too: timeouts pass, no heartbeat is sent, and the store ends attempts that did nothing wrong. A thread beside the
+loop checks regularly that the loop still turns. While it does not, the thread
 
 - logs the reason (`stall.py`): one line with the agent and its place in the code, at most once a
   minute; the stack at DEBUG. Imports and a shortage of CPU are no agent's fault.
@@ -12,9 +10,8 @@ it does not, the thread
   rollouts are queued again, and the attempt does not count against `max_attempts`.
 - withdraws claims that wait at a server, so that other runners get what is in the queue.
 
-It knows attempts and their store, not what an agent is. It cannot stop an agent that blocks,
-because no thread can. `execution/child.py` ends a runner's process, and calls `interrupt_siblings`
-first.
+It knows attempts and their store, not what an agent is. It cannot stop an agent that blocks, because no thread can.
+`execution/child.py` ends a runner's process, and calls `interrupt_siblings` first.
 """
 
 from __future__ import annotations
@@ -44,11 +41,11 @@ logger = logging.getLogger(__name__)
 _REST_SECONDS = 0.25
 """Seconds between two checks of a loop that answers."""
 _LOOK_SECONDS = 0.25
-"""Seconds to wait for an answer, and between two checks of a loop that has not answered. A step
-that two checks in a row find running blocks the loop."""
+"""Seconds to wait for an answer, and between two checks of a loop that has not answered. A step that two checks in a
+row find running blocks the loop."""
 _MARGIN_SECONDS = 0.5
-"""An attempt is interrupted this long before its time is over, because the store's clock began
-earlier and a report takes a while."""
+"""An attempt is interrupted this long before its time is over, because the store's clock began earlier and a report
+takes a while."""
 _TELL_SECONDS = 5.0
 """The seconds that a report to a store may take."""
 _LOOP_FRAMES = {"Handle._run", "BaseEventLoop._run_once", "BaseEventLoop.run_forever"}
@@ -101,17 +98,15 @@ class InFlight:
         return self.store.update_attempt(self.rollout.rollout_id, self.rollout.attempt.attempt_id, **changes)
 
     def interrupt(self, reason: str) -> Coroutine[Any, Any, Any]:
-        """Mark the attempt as interrupted, and return the call that reports this end to the store,
-        which does not count against the rollout's attempts.
+        """Mark the attempt as interrupted, and return the call that reports this end to the store, which does not count
+        against the rollout's attempts.
         """
         self.interrupted = True
         return self.report(status="failed", metadata={"reason_kind": "interrupted", "reason": reason})
 
 
 def attempt_in_flight() -> InFlight | None:
-    """Return the attempt of the calling agent, in any of its tasks and threads; None outside an
-    agent.
-    """
+    """Return the attempt of the calling agent, in any of its tasks and threads; None outside an agent."""
     return _ATTEMPT.get()
 
 
@@ -127,15 +122,14 @@ class _WaitingClaim:
     withdrawn: bool = False
 
     def withdraw(self) -> bool:
-        """Mark the claim as withdrawn, so that it returns nothing. Return False if it is over
-        already. Safe from any thread.
+        """Mark the claim as withdrawn, so that it returns nothing. Return False if it is over already. Safe from any
+        thread.
         """
         with self.lock:
             self.withdrawn = not self.over
             return self.withdrawn
 
     def end(self) -> bool:
-        """Mark the claim as over. Return whether it was withdrawn."""
         with self.lock:
             self.over = True
             return self.withdrawn
@@ -171,35 +165,29 @@ class _Stall:
 
     @property
     def is_agents_fault(self) -> bool:
-        """Whether the step's agent blocks the loop. A shortage of CPU or of Python's lock is no
-        agent's fault.
-        """
+        """Whether the step's agent blocks the loop. A shortage of CPU or of Python's lock is no agent's fault."""
         return self.why not in _SHORTAGES
 
     @property
     def culprit(self) -> str:
-        """The name, in messages, of the agent that blocks the loop."""
         return "something that belongs to no rollout" if self.owner is None else str(self.owner)
 
     @property
     def interruption(self) -> str:
-        """The beginning of the reason for which other attempts are interrupted."""
         if self.is_agents_fault:
             return f"{self.owner or 'something'} has blocked the event loop"
         return f"{_SHORTAGES[self.why]}: the event loop has waited"
 
 
 class LagWatchdog:
-    """A thread that watches one event loop while runners work on it. All runners of a loop share
-    one watchdog, which `beside_this_loop` yields.
+    """A thread that watches one event loop while runners work on it. All runners of a loop share one watchdog, which
+    `beside_this_loop` yields.
     """
 
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
 
     def __init__(self, *, looks: bool = True) -> None:
-        """looks: whether to watch the loop from a thread; False for a loop that a debugger may
-        stop.
-        """
+        """looks: whether to watch the loop from a thread; False for a loop that a debugger may stop."""
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._native_id = threading.get_native_id()
         self._users = 0
@@ -208,8 +196,7 @@ class LagWatchdog:
         """Attempts whose agents block the loop now, or have blocked it since it last responded."""
         self._claims: set[_WaitingClaim] = set()
         self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], InFlight] = weakref.WeakKeyDictionary()
-        """The attempt of each task. An attempt has its own task and the tasks that its agent
-        started."""
+        """The attempt of each task. An attempt has its own task and the tasks that its agent started."""
         self._wanted, self._closing = threading.Event(), threading.Event()
         self._factory_before = self._loop.get_task_factory()
         self._factory = self._new_task
@@ -239,8 +226,8 @@ class LagWatchdog:
                 watchdog._close()
 
     def start(self, work: Coroutine[Any, Any, Any], in_flight: InFlight) -> asyncio.Task[Any]:
-        """Return a task for an attempt, watched until it is done. It is cancelled if the attempt
-        has to be interrupted.
+        """Return a task for an attempt, watched until it is done. It is cancelled if the attempt has to be
+        interrupted.
         """
         context = contextvars.copy_context()
         context.run(_ATTEMPT.set, in_flight)
@@ -255,8 +242,8 @@ class LagWatchdog:
     async def claim(self, store: LightningStore, **options: Any) -> Sequence[AttemptedRollout]:
         """Claim rollouts by `store.dequeue_many_rollouts`, with its options.
 
-        Return nothing if the loop was blocked meanwhile, because the claim was then withdrawn for
-        the benefit of other runners.
+        Return nothing if the loop was blocked meanwhile, because the claim was then withdrawn for the benefit of other
+        runners.
         """
         claim = _WaitingClaim(store, asyncio.current_task())
         self._claims.add(claim)
@@ -276,8 +263,8 @@ class LagWatchdog:
 
     @classmethod
     def interrupt_siblings(cls, reason: str) -> None:
-        """Report all attempts of this process as interrupted, because it is about to end, except
-        those whose agents block their loop. A loop that no agent blocks is left alone.
+        """Report all attempts of this process as interrupted, because it is about to end, except those whose agents
+        block their loop. A loop that no agent blocks is left alone.
 
         Safe from any thread; returns when the stores have the reports, or after 5 seconds.
         """
@@ -287,7 +274,6 @@ class LagWatchdog:
                 _tell([each.interrupt(reason) for each in siblings if not each.interrupted])
 
     def _forget(self, in_flight: InFlight) -> None:
-        """Stop watching an attempt that has ended."""
         self._in_flight.discard(in_flight)
         in_flight.task = None  # else the value in `_owners` would keep its own weak key alive for ever
         if not self._in_flight and not self._closing.is_set():
@@ -318,11 +304,10 @@ class LagWatchdog:
     # ---- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Schedule a callback in the event loop, again and again, and examine the loop when the
-        callback does not run in time.
+        """Schedule a callback in the event loop, again and again, and examine the loop when the callback does not run
+        in time.
 
-        Runs in the watchdog's thread, until `_close` or the end of the loop. Rests while no attempt
-        is in flight.
+        Runs in the watchdog's thread, until `_close` or the end of the loop. Rests while no attempt is in flight.
         """
         while True:
             self._wanted.wait()
@@ -341,8 +326,8 @@ class LagWatchdog:
     def _see_through(self, answered: threading.Event, asked: ThreadTimes) -> None:
         """Log why the loop does not respond, and protect the other attempts, until it responds.
 
-        answered: set by the loop when it responds. asked: the clocks when the response was
-            requested.
+        answered: set by the loop when it responds.
+        asked: the clocks when the response was requested.
         """
         stalls = dict[Any, _Stall]()
         first = self._step()
@@ -382,8 +367,8 @@ class LagWatchdog:
         return _LoopStep(what, Position.of(frames), ThreadTimes.of(self._native_id))
 
     def _report(self, stall: _Stall, step: _LoopStep) -> None:
-        """Log the stall, and note in the attempt's record that its agent blocks the loop. Both
-        happen once for each stall.
+        """Log the stall, and note in the attempt's record that its agent blocks the loop. Both happen once for each
+        stall.
         """
         if stall.why == "importing":
             stall.description = f"importing {step.position.imports} took {stall.seconds:.1f} s"
@@ -401,9 +386,7 @@ class LagWatchdog:
             self._warn(stall, step)
 
     def _warn(self, stall: _Stall, step: _LoopStep) -> None:
-        """Log a stall once: the agent's line that blocks the loop, or the resource that the loop
-        lacks.
-        """
+        """Log a stall once: the agent's line that blocks the loop, or the resource that the loop lacks."""
         waiting = len(self._in_flight - ({stall.owner} if stall.is_agents_fault else set()))
         if stall.why == "blocked":
             logger.warning(

@@ -1,8 +1,7 @@
-"""`WorkerBundle`: the parts of a worker, as one object that threads share and that can be sent to
-another process.
+"""`WorkerBundle`: the parts of a worker, as one object that threads share and that can be sent to another process.
 
-It knows a runner and what the runner is bound to. An execution strategy decides where the workers
-run, and on which store.
+It knows a runner and what the runner is bound to. An execution strategy decides where the workers run, and on which
+store.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from leyden.store.base import LightningStore
 
 @dataclass(frozen=True, slots=True)
 class WorkerBundle:
-    """Run an agent on a runner. In each process call `init`, then the bundle itself once for each
-    worker, then `teardown`."""
+    """Run an agent on a runner. In each process call `init`, then the bundle itself once for each worker, then
+    `teardown`."""
 
     agent: LitAgent[Any]
     hooks: Sequence[Hook]

@@ -1,11 +1,9 @@
-"""Advantage estimators: compute an advantage for each model call from the rewards of one step's
-rollouts.
+"""Advantage estimators: compute an advantage for each model call from the rewards of one step's rollouts.
 
-They know no tokens, tasks or optimizer. Statistics are over rollouts: a rollout counts once,
-however many calls it made. To add an estimator, write a frozen dataclass with its constants and,
-beside it, a function decorated with `register_estimator`. Name its source in the docstring, and
-test it against an independent formula. Every algorithm that takes `advantages="NAME"`, or the
-constants, can then use it.
+They know no tokens, tasks or optimizer. Statistics are over rollouts: a rollout counts once, however many calls it
+made. To add an estimator, write a frozen dataclass with its constants and, beside it, a function decorated with
+`register_estimator`. Name its source in the docstring, and test it against an independent formula. Every algorithm that
+takes `advantages="NAME"`, or the constants, can then use it.
 
 Shapes: R rollouts of a step, G rollouts of one group (one task), C_r calls of rollout r.
 """

@@ -22,15 +22,14 @@ class RolloutRewards:
     reward: float
     """Final reward, from which a KL penalty in the reward has been subtracted."""
     call_rewards: Sequence[float]
-    """Shape (C,): the reward that followed each call. The call rewards sum to `reward`, or all but
-    the last are 0."""
+    """Shape (C,): the reward that followed each call. The call rewards sum to `reward`, or all but the last are 0."""
     values: Sequence[float] | None = None
     """Shape (C,): a critic's estimate before each call; None without a critic."""
     baseline: float | None = None
     """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
     forked_returns: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """Rewards of forks, by call c from 0 to C - 1: a fork repeats the calls before c and samples
-    the rest anew. Empty without forks."""
+    """Rewards of forks, by call c from 0 to C - 1: a fork repeats the calls before c and samples the rest anew. Empty
+    without forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ class AdvantageEstimate:
     advantages: list[list[float]]
     """Shape (R, C_r): one number for each call."""
     returns: list[list[float]] | None = None
-    """Shape (R, C_r): the value that a critic should have estimated before each call; None from
-    estimators without a critic."""
+    """Shape (R, C_r): the value that a critic should have estimated before each call; None from estimators without a
+    critic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +55,21 @@ class Advantages:
     uses_baseline: ClassVar[bool] = False
     """Whether the estimator reads `RolloutRewards.baseline`."""
     uses_call_rewards: ClassVar[bool] = False
-    """Whether the estimator reads the numbers in `RolloutRewards.call_rewards`, and not only how
-    many there are."""
+    """Whether the estimator reads the numbers in `RolloutRewards.call_rewards`, and not only how many there are."""
 
     @property
     def min_group(self) -> int:
-        """The smallest number of rollouts in a group: 2 if the rollouts of a group are compared,
-        else 1.
-        """
+        """The smallest number of rollouts in a group: 2 if the rollouts of a group are compared, else 1."""
         return 1
 
     @property
     def forks_per_call(self) -> int:
-        """The number of forks at each call that `fork_places` chooses; 0 if rollouts are not
-        forked.
-        """
+        """The number of forks at each call that `fork_places` chooses; 0 if rollouts are not forked."""
         return 0
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked,
-        from 0. By default none.
+        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked, from 0. By default
+        none.
         """
         return []
 
@@ -92,8 +86,8 @@ class GroupAdvantages(Advantages):
 
 A = TypeVar("A", bound=Advantages)
 EstimatorFunction = Callable[[Sequence[RolloutRewards], A], AdvantageEstimate]
-"""An estimator: returns the advantages of all rollouts of one step, with all of its groups. The
-second argument holds the estimator's constants."""
+"""An estimator: returns the advantages of all rollouts of one step, with all of its groups. The second argument holds
+the estimator's constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +96,8 @@ class RegisteredEstimator:
 
     name: str
     function: EstimatorFunction[Any]
-    """The registered function with the checks of `register_estimator`: raises ConfigError for
-    rollouts that it cannot compare."""
+    """The registered function with the checks of `register_estimator`: raises ConfigError for rollouts that it cannot
+    compare."""
     constants: type[Advantages]
 
 
@@ -114,9 +108,9 @@ ESTIMATORS: Registry[RegisteredEstimator] = Registry("advantages")
 def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunction[A]], EstimatorFunction[A]]:
     """Return a decorator that registers an estimator under a name, with the type of its constants.
 
-    The decorator adds checks to the function: ConfigError for a rollout whose numbers are not
-    finite, or that lacks something that the constants need, and for a group smaller than
-    `min_group`. Raise ConfigError for a name or a type that is registered already.
+    The decorator adds checks to the function: ConfigError for a rollout whose numbers are not finite, or that lacks
+    something that the constants need, and for a group smaller than `min_group`. Raise ConfigError for a name or a type
+    that is registered already.
     """
 
     def register(function: EstimatorFunction[A]) -> EstimatorFunction[A]:
@@ -163,8 +157,8 @@ def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) 
 
 
 def _check(name: str, rollouts: Sequence[RolloutRewards], constants: Advantages) -> None:
-    """Raise ConfigError, naming rollout and group, for rewards that the estimator cannot use or a
-    group that is too small for it.
+    """Raise ConfigError, naming rollout and group, for rewards that the estimator cannot use or a group that is too
+    small for it.
     """
     for place, rollout in enumerate(rollouts):
         _check_rollout(f"rollout {place} of group {rollout.group}", name, rollout, constants)

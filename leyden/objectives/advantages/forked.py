@@ -1,6 +1,4 @@
-"""The estimator that values the states between calls by the returns of forks, which continue from
-there anew.
-"""
+"""The estimator that values the states between calls by the returns of forks, which continue from there anew."""
 
 from __future__ import annotations
 
@@ -28,13 +26,11 @@ class VinePPOAdvantages(GroupAdvantages):
     n_forks: int = 4
     """Forks at each chosen call; at least 1. More make its advantage less noisy."""
     calls: tuple[int, ...] | None = None
-    """The calls at which a rollout is forked, by their place among its trained calls. None: all but
-    the first, whose value the group's other rollouts give. Add 0 if calls that are not trained come
-    before it, such as another agent's. A call between two chosen ones shares their difference of
-    values."""
+    """The calls at which a rollout is forked, by their place among its trained calls. None: all but the first, whose
+    value the group's other rollouts give. Add 0 if calls that are not trained come before it, such as another agent's.
+    A call between two chosen ones shares their difference of values."""
     whiten: bool = True
-    """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and
-    variance."""
+    """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and variance."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -57,22 +53,20 @@ class VinePPOAdvantages(GroupAdvantages):
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked:
-        those in `calls`, or all but the first.
+        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked: those in `calls`,
+        or all but the first.
         """
         return [place for place in range(n_calls) if (place > 0 if self.calls is None else place in self.calls)]
 
 
 @register_estimator("vineppo", VinePPOAdvantages)
 def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) -> AdvantageEstimate:
-    """Return the differences of Monte Carlo values at consecutive calls (VinePPO,
-    arXiv:2410.01679, section 4).
+    """Return the differences of Monte Carlo values at consecutive calls (VinePPO, arXiv:2410.01679, section 4).
 
-    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that repeat all calls before c,
-    and V_C the rollout's own reward, which is exact. Without forks at call 0, V_0 is the mean
-    reward of the group's other rollouts. Rewards of earlier calls are part of each return, and
-    nothing is discounted. Without forks at a call its value is unknown, and each call between two
-    known values gets their whole difference. So a rollout of one call has RLOO's advantage.
+    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that repeat all calls before c, and V_C the rollout's
+    own reward, which is exact. Without forks at call 0, V_0 is the mean reward of the group's other rollouts. Rewards
+    of earlier calls are part of each return, and nothing is discounted. Without forks at a call its value is unknown,
+    and each call between two known values gets their whole difference. So a rollout of one call has RLOO's advantage.
     """
     first_values = _mean_of_others(rollouts)
     rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]
@@ -91,8 +85,8 @@ def _mean_of_others(rollouts: Sequence[RolloutRewards]) -> list[float]:
 
 
 def _differences(rollout: RolloutRewards, first_value: float) -> list[float]:
-    """Return the advantage of each call of a rollout, shape (C,): the difference between the next
-    known value after the call and the last one before it.
+    """Return the advantage of each call of a rollout, shape (C,): the difference between the next known value after the
+    call and the last one before it.
 
     first_value: the value of the first state, unless forks at call 0 give another.
     """

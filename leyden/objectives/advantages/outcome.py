@@ -1,6 +1,4 @@
-"""Estimators that read the final reward of each rollout and give each of its calls the same
-advantage.
-"""
+"""Estimators that read the final reward of each rollout and give each of its calls the same advantage."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ class GRPOAdvantages(GroupAdvantages):
 def grpo(rollouts: Sequence[RolloutRewards], constants: GRPOAdvantages) -> AdvantageEstimate:
     """Return the standardised rewards of each group (GRPO, arXiv:2402.03300, section 4.1.2).
 
-    A_i = (r_i - mean(r)) / (std(r) + epsilon). Every group then weighs about the same, whether its
-    rewards differ by little or by much. Without `scale`, A_i = r_i - mean(r).
+    A_i = (r_i - mean(r)) / (std(r) + epsilon). Every group then weighs about the same, whether its rewards differ by
+    little or by much. Without `scale`, A_i = r_i - mean(r).
     """
 
     def standardised(rewards_G: list[float]) -> list[float]:
@@ -63,8 +61,8 @@ class DrGRPOAdvantages(GroupAdvantages):
 def dr_grpo(rollouts: Sequence[RolloutRewards], constants: DrGRPOAdvantages) -> AdvantageEstimate:
     """Return the centred rewards of each group (Dr. GRPO, arXiv:2503.20783, section 3.2).
 
-    A_i = r_i - mean(r). Without a division by the deviation, tasks that are nearly always or nearly
-    never solved weigh no more than the others.
+    A_i = r_i - mean(r). Without a division by the deviation, tasks that are nearly always or nearly never solved weigh
+    no more than the others.
     """
     return repeated(_by_group(rollouts, centred), rollouts)
 
@@ -78,8 +76,8 @@ class RLOOAdvantages(GroupAdvantages):
 def rloo(rollouts: Sequence[RolloutRewards], constants: RLOOAdvantages) -> AdvantageEstimate:
     """Return each reward less the mean of the group's other rewards (RLOO, arXiv:2402.14740).
 
-    A_i = r_i - mean of r_j over j != i = G / (G - 1) (r_i - mean(r)). The baseline does not depend
-    on the rollout itself, so the policy gradient has no bias.
+    A_i = r_i - mean of r_j over j != i = G / (G - 1) (r_i - mean(r)). The baseline does not depend on the rollout
+    itself, so the policy gradient has no bias.
     """
 
     def left_out(rewards_G: list[float]) -> list[float]:
@@ -95,8 +93,7 @@ class ReinforcePPAdvantages(Advantages):
     """Constants of the estimator `reinforce_pp`. Raise ConfigError for one out of its range."""
 
     group_baseline: bool = False
-    """Whether the mean reward of the group is subtracted from each reward first
-    (REINFORCE++-baseline)."""
+    """Whether the mean reward of the group is subtracted from each reward first (REINFORCE++-baseline)."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -115,12 +112,10 @@ class ReinforcePPAdvantages(Advantages):
 
 @register_estimator("reinforce_pp", ReinforcePPAdvantages)
 def reinforce_pp(rollouts: Sequence[RolloutRewards], constants: ReinforcePPAdvantages) -> AdvantageEstimate:
-    """Return the rewards, standardised over all rollouts of the step (REINFORCE++,
-    arXiv:2501.03262).
+    """Return the rewards, standardised over all rollouts of the step (REINFORCE++, arXiv:2501.03262).
 
-    A_i = (x_i - mean(x)) / sqrt(var(x) + epsilon) over the whole step, where x is the reward, or
-    the reward less the mean of its group. The paper's penalty for leaving the reference policy is
-    part of the reward here.
+    A_i = (x_i - mean(x)) / sqrt(var(x) + epsilon) over the whole step, where x is the reward, or the reward less the
+    mean of its group. The paper's penalty for leaving the reference policy is part of the reward here.
     """
     rewards_R = [rollout.reward for rollout in rollouts]
     values_R = _by_group(rollouts, centred) if constants.group_baseline else rewards_R
@@ -137,17 +132,13 @@ class ReMaxAdvantages(Advantages):
 
 @register_estimator("remax", ReMaxAdvantages)
 def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> AdvantageEstimate:
-    """Return each reward less the reward of a greedily decoded rollout (ReMax,
-    arXiv:2310.10505, algorithm 1).
-    """
+    """Return each reward less the reward of a greedily decoded rollout (ReMax, arXiv:2310.10505, algorithm 1)."""
     # `or 0.0` is for the type checker: the registry refuses a rollout without a baseline.
     return repeated([rollout.reward - (rollout.baseline or 0.0) for rollout in rollouts], rollouts)
 
 
 def _by_group(rollouts: Sequence[RolloutRewards], compare: Callable[[list[float]], list[float]]) -> list[float]:
-    """Apply `compare` to the rewards of each group, and return its results in the order of the
-    rollouts.
-    """
+    """Apply `compare` to the rewards of each group, and return its results in the order of the rollouts."""
     advantages_R = [0.0] * len(rollouts)
     for places in members(rollouts).values():
         found = compare([rollouts[place].reward for place in places])

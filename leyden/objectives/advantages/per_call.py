@@ -30,15 +30,13 @@ class GAEAdvantages(Advantages):
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     lam: float = 1.0
-    """Weight of later estimates, from 0 to 1. With 0 only the critic's next value counts, with 1
-    only the rewards."""
+    """Weight of later estimates, from 0 to 1. With 0 only the critic's next value counts, with 1 only the rewards."""
     whiten: bool = True
-    """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and
-    variance."""
+    """Whether the advantages of the step are standardised. Each rollout weighs the same in mean and variance."""
     epsilon: float = 1e-2
-    """Added to the variance; above 0. If all rewards of a step are nearly equal, the advantages are
-    errors of the critic, and a smaller number would make them as large as true advantages. The
-    default is for rewards from 0 to 1; for rewards in a range R take R^2 / 100."""
+    """Added to the variance; above 0. If all rewards of a step are nearly equal, the advantages are errors of the
+    critic, and a smaller number would make them as large as true advantages. The default is for rewards from 0 to 1;
+    for rewards in a range R take R^2 / 100."""
     ddof: float = 1.0
     """The variance over R rollouts is multiplied by R / (R - ddof); from 0 to 1."""
 
@@ -52,12 +50,10 @@ class GAEAdvantages(Advantages):
 
 @register_estimator("gae", GAEAdvantages)
 def gae(rollouts: Sequence[RolloutRewards], constants: GAEAdvantages) -> AdvantageEstimate:
-    """Return generalised advantage estimates over the calls of each rollout
-    (arXiv:1506.02438, eq. 16).
+    """Return generalised advantage estimates over the calls of each rollout (arXiv:1506.02438, eq. 16).
 
-    A_c = delta_c + gamma * lam * A_{c+1} with delta_c = r_c + gamma * V_{c+1} - V_c, where
-    both terms of call c + 1 are 0 after the last call. The returns are A + V before the
-    advantages are whitened.
+    A_c = delta_c + gamma * lam * A_{c+1} with delta_c = r_c + gamma * V_{c+1} - V_c, where both terms of call c + 1 are
+    0 after the last call. The returns are A + V before the advantages are whitened.
     """
     advantages: list[list[float]] = []
     returns: list[list[float]] = []
@@ -84,9 +80,9 @@ class ProcessAdvantages(GroupAdvantages):
     uses_call_rewards: ClassVar[bool] = True
 
     baseline: str = "reward"
-    """The number that is centred within the group. `reward`: the reward of each call, before they
-    are summed, against the rewards of all calls of the group. `position`: the sum of the rewards
-    from each call on, against the same sums of the rollouts that have a call at this position."""
+    """The number that is centred within the group. `reward`: the reward of each call, before they are summed, against
+    the rewards of all calls of the group. `position`: the sum of the rewards from each call on, against the same sums
+    of the rollouts that have a call at this position."""
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     scale: bool = True
@@ -106,16 +102,16 @@ class ProcessAdvantages(GroupAdvantages):
 
 @register_estimator("process", ProcessAdvantages)
 def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) -> AdvantageEstimate:
-    """Return advantages from the rewards that followed each call (process supervision,
-    arXiv:2402.03300, section 4.1.3).
+    """Return advantages from the rewards that followed each call (process supervision, arXiv:2402.03300, section
+    4.1.3).
 
-    With baseline="reward", A_c = sum over k >= c of gamma^(k - c) (r_k - mean(R)) / (std(R) +
-    epsilon), where R are the rewards of all calls of the group. A rollout counts once in mean and
-    deviation, so they are the paper's where all rollouts have equally many calls.
+    With baseline="reward", A_c = sum over k >= c of gamma^(k - c) (r_k - mean(R)) / (std(R) + epsilon), where R are the
+    rewards of all calls of the group. A rollout counts once in mean and deviation, so they are the paper's where all
+    rollouts have equally many calls.
 
-    With baseline="position", A_c = (G_c - mean(G_c)) / (std(G_c) + epsilon), where G_c = sum over k
-    >= c of gamma^(k - c) r_k, over the rollouts of the group that have a call c. A call that no
-    other rollout reached gets 0, because it has nothing to be compared with.
+    With baseline="position", A_c = (G_c - mean(G_c)) / (std(G_c) + epsilon), where G_c = sum over k >= c of gamma^(k -
+    c) r_k, over the rollouts of the group that have a call c. A call that no other rollout reached gets 0, because it
+    has nothing to be compared with.
     """
     advantages: list[list[float]] = [[] for _ in rollouts]
     for places in members(rollouts).values():
@@ -130,8 +126,8 @@ def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) ->
 
 
 def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Return the sums, standardised at each position over the rollouts that have a call there, in
-    the same shape. A position that only one rollout reached has the advantage 0.
+    """Return the sums, standardised at each position over the rollouts that have a call there, in the same shape. A
+    position that only one rollout reached has the advantage 0.
 
     sums: for each rollout, the sum of the rewards from each call on.
     """
@@ -146,8 +142,7 @@ def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvanta
 
 
 def _standardised(rows: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Return a group's numbers less their mean, in the same shape. With `scale`, divide them by
-    their deviation.
+    """Return a group's numbers less their mean, in the same shape. With `scale`, divide them by their deviation.
 
     rows: for each rollout, a number for each call.
     """

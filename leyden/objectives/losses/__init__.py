@@ -1,12 +1,12 @@
 """Losses of policy optimisation on torch tensors, for language models and simulator policies alike.
 
-They know no model, buffer or optimizer. This package does not load torch, so a process that only
-configures a loss does not pay for it.
+They know no model, buffer or optimizer. This package does not load torch, so a process that only configures a loss does
+not pay for it.
 
-To add a loss of language-model policies, write a frozen dataclass with its constants and, beside
-it, a function decorated with `register_loss`. Name its source in the docstring, and test it against
-the formula in double precision. Every engine can then use it, also in another process: a loss is
-sent as its name and its constants, which are JSON values, and its inputs as named columns.
+To add a loss of language-model policies, write a frozen dataclass with its constants and, beside it, a function
+decorated with `register_loss`. Name its source in the docstring, and test it against the formula in double precision.
+Every engine can then use it, also in another process: a loss is sent as its name and its constants, which are JSON
+values, and its inputs as named columns.
 
 Shapes: N samples (tokens of a language model, transitions of a simulator).
 """

@@ -1,6 +1,4 @@
-"""The clipped surrogate of PPO, with DAPO's asymmetric range and dual clipping, and an optional
-critic.
-"""
+"""The clipped surrogate of PPO, with DAPO's asymmetric range and dual clipping, and an optional critic."""
 
 from __future__ import annotations
 
@@ -25,24 +23,21 @@ if TYPE_CHECKING:
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOLoss(PolicyLoss):
-    """Constants of the loss `ppo`, the clipped surrogate objective. Raise ConfigError for one out
-    of its range.
-    """
+    """Constants of the loss `ppo`, the clipped surrogate objective. Raise ConfigError for one out of its range."""
 
     clip_low: float = 0.2
     """The ratio is clipped below 1 - clip_low; at least 0."""
     clip_high: float = 0.28
-    """The ratio is clipped above 1 + clip_high; at least 0. A bound that is wider than `clip_low`
-    keeps exploration (DAPO, arXiv:2503.14476, section 3.1)."""
+    """The ratio is clipped above 1 + clip_high; at least 0. A bound that is wider than `clip_low` keeps exploration
+    (DAPO, arXiv:2503.14476, section 3.1)."""
     dual_clip: float | None = None
-    """With a negative advantage the objective is at least dual_clip * A, so that a large ratio does
-    not dominate the step; above 1. None: no such bound."""
+    """With a negative advantage the objective is at least dual_clip * A, so that a large ratio does not dominate the
+    step; above 1. None: no such bound."""
     value_coefficient: float = 0.0
-    """Factor of the critic's squared error, which is subtracted from the objective; at least 0.
-    Above 0, the columns `returns` and `values` and a backend with a value head are needed."""
+    """Factor of the critic's squared error, which is subtracted from the objective; at least 0. Above 0, the columns
+    `returns` and `values` and a backend with a value head are needed."""
     value_clip: float | None = None
-    """How far a value may move from the one before the step (`clipped_value_loss`); above 0. None:
-    no limit."""
+    """How far a value may move from the one before the step (`clipped_value_loss`); above 0. None: no limit."""
 
     def __post_init__(self) -> None:
         PolicyLoss.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -66,17 +61,15 @@ class PPOLoss(PolicyLoss):
 
 @register_loss("ppo", PPOLoss, columns=("logprobs", "advantages"))
 def ppo(batch: TokenBatch, constants: PPOLoss) -> LossTerms:
-    """Return the terms of the objective min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), where r
-    is the ratio of probabilities and A the advantage (PPO, arXiv:1707.06347, eq. 7; DAPO,
-    arXiv:2503.14476).
+    """Return the terms of the objective min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), where r is the ratio of
+    probabilities and A the advantage (PPO, arXiv:1707.06347, eq. 7; DAPO, arXiv:2503.14476).
 
-    With `dual_clip` and A < 0, it is the larger of that and dual_clip A (dual-clip PPO,
-    arXiv:1912.09729, eq. 5). With `value_coefficient`, the critic's squared error is subtracted.
-    `policy_terms` adds KL penalty, entropy and importance weights.
+    With `dual_clip` and A < 0, it is the larger of that and dual_clip A (dual-clip PPO, arXiv:1912.09729, eq. 5). With
+    `value_coefficient`, the critic's squared error is subtracted. `policy_terms` adds KL penalty, entropy and
+    importance weights.
 
-    Metrics in addition to those of `policy_terms`: `clip_fraction`, the share of ratios outside the
-    clip range; `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`;
-    `value_error`, the squared error.
+    Metrics in addition to those of `policy_terms`: `clip_fraction`, the share of ratios outside the clip range;
+    `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`; `value_error`, the squared error.
     """
     advantages_N = batch.columns["advantages"]
     surrogate = clipped_surrogate(

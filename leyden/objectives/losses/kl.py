@@ -1,8 +1,8 @@
 """Estimate KL(policy || reference) from the log-probabilities of sampled tokens.
 
-The estimators are Schulman's k1, k2 and k3 (http://joschu.net/blog/kl-approx.html), as functions of
-the difference d = logp - reference logp of each token that the policy drew. In expectation, k1 and
-k3 equal the divergence. k2 is only close to it, but its gradient is the divergence's.
+The estimators are Schulman's k1, k2 and k3 (http://joschu.net/blog/kl-approx.html), as functions of the difference d =
+logp - reference logp of each token that the policy drew. In expectation, k1 and k3 equal the divergence. k2 is only
+close to it, but its gradient is the divergence's.
 """
 
 from __future__ import annotations
@@ -27,16 +27,12 @@ def k1(difference: D) -> D:
 
 
 def k2(difference: D) -> D:
-    """Return d^2 / 2, a biased estimate that is never negative and has the divergence's
-    gradient.
-    """
+    """Return d^2 / 2, a biased estimate that is never negative and has the divergence's gradient."""
     return difference * difference / 2
 
 
 def k3(difference: D) -> D:
-    """Return exp(-d) - 1 + d, an estimate without bias that is never negative (GRPO,
-    arXiv:2402.03300, eq. 4).
-    """
+    """Return exp(-d) - 1 + d, an estimate without bias that is never negative (GRPO, arXiv:2402.03300, eq. 4)."""
     opposite: Any = -difference
     ratio_less_1 = math.expm1(opposite) if isinstance(difference, float) else opposite.expm1()
     return cast(D, ratio_less_1 + difference)
@@ -51,8 +47,8 @@ def reward_penalty(
 ) -> float:
     """Return the KL penalty that is subtracted from the reward of one rollout.
 
-    It is coefficient * the sum of the estimates over the T tokens that the policy drew in the
-    rollout (PPO for language models, arXiv:1909.08593, eq. 2, with k1).
+    It is coefficient * the sum of the estimates over the T tokens that the policy drew in the rollout (PPO for language
+    models, arXiv:1909.08593, eq. 2, with k1).
 
     logprobs_T: log-probabilities under the policy that drew the tokens.
     Raise ConfigError for an unknown estimator, and for lists of unequal length.

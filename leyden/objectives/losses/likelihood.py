@@ -17,9 +17,8 @@ class ReinforceLoss(PolicyLoss):
 
 @register_loss("reinforce", ReinforceLoss, columns=("logprobs", "advantages"))
 def reinforce(batch: TokenBatch, constants: ReinforceLoss) -> LossTerms:
-    """Return the loss terms of the objective A log pi (REINFORCE, Williams 1992, "Simple
-    statistical gradient-following algorithms", eq. 4), with the KL and entropy terms of every
-    policy loss.
+    """Return the loss terms of the objective A log pi (REINFORCE, Williams 1992, "Simple statistical gradient-following
+    algorithms", eq. 4), with the KL and entropy terms of every policy loss.
 
     There is no ratio, so it is meant for one optimizer step on each batch of samples.
     """
@@ -32,11 +31,9 @@ class CISPOLoss(PolicyLoss):
     """Constants of the loss `cispo`. Raise ConfigError for one out of its range."""
 
     clip_low: float | None = None
-    """The ratio is clipped below 1 - clip_low; at least 0. None: no lower bound, as in the
-    paper."""
+    """The ratio is clipped below 1 - clip_low; at least 0. None: no lower bound, as in the paper."""
     clip_high: float = 4.0
-    """The ratio is clipped above 1 + clip_high; at least 0. The default limits the weight of a
-    token to 5."""
+    """The ratio is clipped above 1 + clip_high; at least 0. The default limits the weight of a token to 5."""
 
     def __post_init__(self) -> None:
         PolicyLoss.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -46,14 +43,12 @@ class CISPOLoss(PolicyLoss):
 
 @register_loss("cispo", CISPOLoss, columns=("logprobs", "advantages"))
 def cispo(batch: TokenBatch, constants: CISPOLoss) -> LossTerms:
-    """Return the terms of the objective sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO,
-    MiniMax-M1, arXiv:2506.13585, eq. 4 and 5), with those that `policy_terms` adds.
+    """Return the terms of the objective sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO, MiniMax-M1,
+    arXiv:2506.13585, eq. 4 and 5), with those that `policy_terms` adds.
 
-    sg stops the gradient, so the ratio r is only a weight: a token whose ratio is clipped keeps its
-    gradient.
+    sg stops the gradient, so the ratio r is only a weight: a token whose ratio is clipped keeps its gradient.
 
-    Metric in addition to those of `policy_terms`: `clip_fraction`, the share of ratios
-    outside the clip range.
+    Metric in addition to those of `policy_terms`: `clip_fraction`, the share of ratios outside the clip range.
     """
     ratio_N = (batch.logprobs_N - proximal_logprobs(batch, constants)).exp().detach()
     lowest = None if constants.clip_low is None else 1 - constants.clip_low

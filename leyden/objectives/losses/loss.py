@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class Loss:
     """Base of the constants of a registered loss. The type of the constants chooses the loss.
 
-    Override a property if the loss needs that input for some values of the constants, for example
-    only if the coefficient of a term is not 0.
+    Override a property if the loss needs that input for some values of the constants, for example only if the
+    coefficient of a term is not 0.
     """
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """The names of the columns that the loss needs for these constants, beside the columns that
-        it is registered with.
+        """The names of the columns that the loss needs for these constants, beside the columns that it is registered
+        with.
         """
         return ()
 
@@ -34,30 +34,26 @@ class Loss:
 
     @property
     def uses_values(self) -> bool:
-        """Whether the loss reads `TokenBatch.values_N`. Then it needs a backend with a value
-        head.
-        """
+        """Whether the loss reads `TokenBatch.values_N`. Then it needs a backend with a value head."""
         return False
 
 
 class TokenBatch(NamedTuple):
-    """The input of a loss: the N trained tokens of several sequences, one sequence after the
-    other.
-    """
+    """The input of a loss: the N trained tokens of several sequences, one sequence after the other."""
 
     logprobs_N: Tensor
     """Log-probabilities of the tokens under the trained policy; gradients flow through them."""
     columns: Mapping[str, Tensor]
-    """Columns of the sequences by name, each of shape (N,). `logprobs`: log-probabilities under the
-    policy that sampled the tokens. `advantages`: how much better than expected each token did."""
+    """Columns of the sequences by name, each of shape (N,). `logprobs`: log-probabilities under the policy that sampled
+    the tokens. `advantages`: how much better than expected each token did."""
     weights_N: Tensor
     """The weight of each token in the loss; the engine applies it."""
     sequence_N: Tensor
     """The number of the sequence that each token belongs to, from 0. A sequence is never divided
     between two batches."""
     entropies_N: Tensor | None = None
-    """Entropy, in nats, of the distribution that each token was drawn from, under the trained
-    policy; None unless the loss `uses_entropies`."""
+    """Entropy, in nats, of the distribution that each token was drawn from, under the trained policy; None unless the
+    loss `uses_entropies`."""
     values_N: Tensor | None = None
     """The value head's estimate before each token; None unless the loss `uses_values`."""
 
@@ -69,17 +65,14 @@ class LossTerms:
     objective_N: Tensor
     """To be maximised. The engine minimises - sum_t weight_t * objective_t."""
     sums: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """Metrics by name, each summed over the N tokens (no dimension); reported as means over
-    tokens."""
+    """Metrics by name, each summed over the N tokens (no dimension); reported as means over tokens."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     """Metrics by name, each the largest of the N tokens (no dimension); reported as maxima."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredLoss:
-    """An entry of the registry of losses: name, function, the class of its constants, and
-    columns.
-    """
+    """An entry of the registry of losses: name, function, the class of its constants, and columns."""
 
     name: str
     function: Callable[[TokenBatch, Any], LossTerms]
@@ -105,8 +98,7 @@ def register_loss(
 ) -> Callable[[LossFunction[L]], LossFunction[L]]:
     """Return a decorator that registers a loss under a name, with the type of its constants.
 
-    columns: names of the per-token columns that the function reads. An engine refuses sequences
-        without one of them.
+    columns: names of the per-token columns that the function reads. An engine refuses sequences without one of them.
     Raise ConfigError for a name or a type that is registered already.
     """
 

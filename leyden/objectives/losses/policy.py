@@ -1,9 +1,9 @@
 """The common part of policy losses: ratios of probabilities, the KL penalty and the entropy term.
 
-Three policies occur. The *trained* policy has the gradient. The *proximal* policy is the
-denominator of ratios: the learner's policy at the start of the step. The *sampler* drew the tokens.
-Sampler and proximal policy are the same unless the sampler computes with other kernels or older
-weights. Then truncated importance sampling corrects for the difference.
+Three policies occur. The *trained* policy has the gradient. The *proximal* policy is the denominator of ratios: the
+learner's policy at the start of the step. The *sampler* drew the tokens. Sampler and proximal policy are the same
+unless the sampler computes with other kernels or older weights. Then truncated importance sampling corrects for the
+difference.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ class PolicyLoss(Loss):
     """Base of the constants of policy losses. Raise ConfigError for one out of its range."""
 
     kl_coefficient: float = 0.0
-    """Factor of the KL divergence from the reference policy, which is subtracted from the
-    objective; at least 0. Above 0, the column `reference_logprobs` is needed."""
+    """Factor of the KL divergence from the reference policy, which is subtracted from the objective; at least 0. Above
+    0, the column `reference_logprobs` is needed."""
     kl_estimator: str = "k3"
-    """The estimator of the divergence: `k1`, `k2` or `k3` (`leyden.objectives.losses.kl`). The gradient
-    of `k1` is 0 in expectation, so use `k1` only for a penalty in the reward."""
+    """The estimator of the divergence: `k1`, `k2` or `k3` (`leyden.objectives.losses.kl`). The gradient of `k1` is 0 in
+    expectation, so use `k1` only for a penalty in the reward."""
     entropy_coefficient: float = 0.0
     """Factor of the entropy, which is added to the objective; negative values lower the entropy."""
     importance_cap: float | None = None
-    """Largest weight of truncated importance sampling; above 0. With it the column
-    `learner_logprobs` is needed: log-probabilities under the proximal policy. None: the sampler is
-    the proximal policy."""
+    """Largest weight of truncated importance sampling; above 0. With it the column `learner_logprobs` is needed:
+    log-probabilities under the proximal policy. None: the sampler is the proximal policy."""
 
     def __post_init__(self) -> None:
         check_number("kl_coefficient", self.kl_coefficient, at_least=0)
@@ -62,27 +61,22 @@ def columns_in_use(constants: PolicyLoss) -> tuple[str, ...]:
 
 
 def proximal_logprobs(batch: TokenBatch, constants: PolicyLoss) -> Tensor:
-    """Return the proximal policy's log-probabilities, shape (N,): the denominators of the
-    ratios.
-    """
+    """Return the proximal policy's log-probabilities, shape (N,): the denominators of the ratios."""
     return batch.columns["logprobs" if constants.importance_cap is None else "learner_logprobs"]
 
 
 def importance_weights(learner_N: Tensor, sampler_N: Tensor, *, cap: float) -> Tensor:
-    """Return min(exp(learner logp - sampler logp), cap), shape (N,), without a gradient (truncated
-    importance sampling).
+    """Return min(exp(learner logp - sampler logp), cap), shape (N,), without a gradient (truncated importance
+    sampling).
 
-    Source: Ionides 2008, "Truncated importance sampling"; for a sampler with other kernels
-    than the learner, Yao et al. 2025, "Your efficient RL framework secretly brings you
-    off-policy RL training".
+    Source: Ionides 2008, "Truncated importance sampling"; for a sampler with other kernels than the learner, Yao et al.
+    2025, "Your efficient RL framework secretly brings you off-policy RL training".
     """
     return (learner_N - sampler_N).exp().clamp(max=cap).detach()
 
 
 def token_entropies(logprobs_NV: Tensor) -> Tensor:
-    """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v in nats, shape
-    (N,).
-    """
+    """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v in nats, shape (N,)."""
     # A token with probability 0 gives 0 * -inf = nan, which counts as 0.
     return -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
 
@@ -141,9 +135,7 @@ class Surrogate(NamedTuple):
         return (self.clipped_N != self.ratio_N).sum().float()
 
     def kl_sum(self) -> Tensor:
-        """Return the sum over N of (r - 1) - log r, an estimate of KL(behaviour || policy)
-        (k3, Schulman 2020).
-        """
+        """Return the sum over N of (r - 1) - log r, an estimate of KL(behaviour || policy) (k3, Schulman 2020)."""
         return (self.ratio_N - 1 - self.log_ratio_N).sum()
 
 

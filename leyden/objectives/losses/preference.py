@@ -1,9 +1,8 @@
 """DPO: learn from pairs of a chosen and a rejected answer, whose tokens need not be in one batch.
 
-The gradient of a pair's loss with respect to the parameters is a weighted gradient of the two
-answers' log-likelihoods. The weight is a function of four numbers, which a forward pass gives. So a
-step has three parts: a forward pass over all answers, `dpo_weights`, and the loss `dpo` with the
-weights as a column.
+The gradient of a pair's loss with respect to the parameters is a weighted gradient of the two answers' log-likelihoods.
+The weight is a function of four numbers, which a forward pass gives. So a step has three parts: a forward pass over all
+answers, `dpo_weights`, and the loss `dpo` with the weights as a column.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from leyden.objectives.losses.loss import Loss, LossTerms, TokenBatch, register_
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOLoss(Loss):
-    """Constants of DPO, which are arguments of `dpo_weights`. Raise ConfigError for one out of its
-    range.
-    """
+    """Constants of DPO, which are arguments of `dpo_weights`. Raise ConfigError for one out of its range."""
 
     beta: float = 0.1
     """How strongly the policy is held to the reference policy; above 0."""
@@ -36,13 +33,13 @@ class DPOLoss(Loss):
 
 @register_loss("dpo", DPOLoss, columns=("coefficients",))
 def dpo(batch: TokenBatch, constants: DPOLoss) -> LossTerms:
-    """Return the objective coefficient * log pi. Its gradient is minus that of the DPO loss; its
-    value is not the loss, which `dpo_weights` returns.
+    """Return the objective coefficient * log pi. Its gradient is minus that of the DPO loss; its value is not the loss,
+    which `dpo_weights` returns.
 
-    The column `coefficients` holds the pair's weight (`DPOWeights.weights_P`) at the tokens of a
-    chosen answer, and minus the weight at those of a rejected answer. With 1 / P as the weight of
-    every token of P pairs, an engine that maximises the objective minimises the mean loss. The
-    weights depend on the policy, so compute them anew before each optimizer step.
+    The column `coefficients` holds the pair's weight (`DPOWeights.weights_P`) at the tokens of a chosen answer, and
+    minus the weight at those of a rejected answer. With 1 / P as the weight of every token of P pairs, an engine that
+    maximises the objective minimises the mean loss. The weights depend on the policy, so compute them anew before each
+    optimizer step.
     """
     return LossTerms(batch.columns["coefficients"] * batch.logprobs_N)
 
@@ -53,8 +50,8 @@ class DPOWeights(NamedTuple):
     loss: float
     """Mean over pairs."""
     weights_P: list[float]
-    """Shape (P,): minus the derivative of each pair's loss with respect to the log-probability of
-    its chosen answer. For the rejected answer the derivative has the opposite sign."""
+    """Shape (P,): minus the derivative of each pair's loss with respect to the log-probability of its chosen answer.
+    For the rejected answer the derivative has the opposite sign."""
     accuracy: float
     """Share of pairs with a margin above 0."""
     margin: float
@@ -70,8 +67,8 @@ def dpo_weights(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> DPOWeights:
-    """Return the mean loss of P pairs of answers and the weights of its gradient (DPO,
-    arXiv:2305.18290, eq. 7). With e = label_smoothing (conservative DPO, Mitchell 2023),
+    """Return the mean loss of P pairs of answers and the weights of its gradient (DPO, arXiv:2305.18290, eq. 7). With e
+    = label_smoothing (conservative DPO, Mitchell 2023),
 
         m = beta ((chosen - reference_chosen) - (rejected - reference_rejected))
         loss = -(1 - e) log sigmoid(m) - e log sigmoid(-m)

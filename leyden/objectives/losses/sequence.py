@@ -19,8 +19,8 @@ class GSPOLoss(PolicyLoss):
     """Constants of the loss `gspo`. Raise ConfigError for one out of its range."""
 
     clip_low: float = 3e-4
-    """The ratio is clipped below 1 - clip_low; at least 0. The paper's value: the ratio is a
-    geometric mean over tokens, so it moves far less than a token's."""
+    """The ratio is clipped below 1 - clip_low; at least 0. The paper's value: the ratio is a geometric mean over
+    tokens, so it moves far less than a token's."""
     clip_high: float = 4e-4
     """The ratio is clipped above 1 + clip_high; at least 0. The paper's value."""
 
@@ -32,17 +32,15 @@ class GSPOLoss(PolicyLoss):
 
 @register_loss("gspo", GSPOLoss, columns=("logprobs", "advantages", "calls"))
 def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
-    """Return the terms of the objective min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A)
-    (GSPO-token, arXiv:2507.18071, eq. 13 and 14), with those that `policy_terms` adds.
+    """Return the terms of the objective min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A) (GSPO-token,
+    arXiv:2507.18071, eq. 13 and 14), with those that `policy_terms` adds.
 
-    s_t = sg(s) pi_t / sg(pi_t), where sg stops the gradient and s = exp(mean of log r over the
-    tokens of one model call). The paper's sequence is one call here: a sequence that holds several
-    calls, which the column `calls` numbers, has one ratio for each call. If all tokens of a call
-    have the same advantage and weight, value and gradient are those of the paper's sequence
-    objective (eq. 5).
+    s_t = sg(s) pi_t / sg(pi_t), where sg stops the gradient and s = exp(mean of log r over the tokens of one model
+    call). The paper's sequence is one call here: a sequence that holds several calls, which the column `calls` numbers,
+    has one ratio for each call. If all tokens of a call have the same advantage and weight, value and gradient are
+    those of the paper's sequence objective (eq. 5).
 
-    Metric in addition to those of `policy_terms`: `clip_fraction`, the share of tokens
-    whose ratio is clipped.
+    Metric in addition to those of `policy_terms`: `clip_fraction`, the share of tokens whose ratio is clipped.
     """
     log_ratio_N = batch.logprobs_N - proximal_logprobs(batch, constants)
     means_N = call_means(log_ratio_N.detach(), batch.sequence_N, batch.columns["calls"])

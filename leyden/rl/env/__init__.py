@@ -1,5 +1,4 @@
-"""Environments: one simulator (`EnvWrapper`), or many over a finite set of seeds
-(`FiniteVectorEnv`).
+"""Environments: one simulator (`EnvWrapper`), or many over a finite set of seeds (`FiniteVectorEnv`).
 
     factory = lambda: EnvWrapper(Orders, state_interpreter, action_interpreter, reward_fn=reward)
     with vectorize_env(factory, "shmem", concurrency=8, seeds=SeedPlan(orders)) as venv:
@@ -10,9 +9,9 @@
                 venv.reset()
             obs = step.obs
 
-Each seed begins one episode. Nothing here knows policies, buffers or training. `check_simulator`
-finds the errors of a simulator. To add a kind of vectorised environment, subclass `FiniteVectorEnv`
-in a module here and add a line to `ENV_KINDS` in `factory.py`.
+Each seed begins one episode. Nothing here knows policies, buffers or training. `check_simulator` finds the errors of a
+simulator. To add a kind of vectorised environment, subclass `FiniteVectorEnv` in a module here and add a line to
+`ENV_KINDS` in `factory.py`.
 """
 
 from leyden.rl.env.batch_env import BatchSimulator as BatchSimulator

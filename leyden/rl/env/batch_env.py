@@ -1,8 +1,7 @@
 """Vectorised environments over a simulator that steps many trajectories at once, as arrays.
 
-A simulator of one trajectory is limited by the cost of Python's calls; a simulator over rows of
-arrays needs one call for all of them. All N rows are stepped each time; the results of rows without
-an episode are ignored.
+A simulator of one trajectory is limited by the cost of Python's calls; a simulator over rows of arrays needs one call
+for all of them. All N rows are stepped each time; the results of rows without an episode are ignored.
 """
 
 from __future__ import annotations
@@ -60,9 +59,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         self._totals = np.zeros(self.num_envs)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin episodes and write their first observations. If the simulator raises, all of them
-        fail.
-        """
+        """Begin episodes and write their first observations. If the simulator raises, all of them fail."""
         rows = np.array([env for env, _ in starts], np.int64)
         try:
             obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
@@ -78,8 +75,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         return []
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step all rows, write their results, and return infos with the statistics of ended
-        episodes.
+        """Step all rows, write their results, and return infos with the statistics of ended episodes.
 
         If the simulator raises, or a reward is no finite number, the episodes of all rows fail.
         mask: (num_envs,), which must be the rows with a running episode.

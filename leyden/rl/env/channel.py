@@ -1,9 +1,8 @@
 """The channel between a process and its environment worker, and the memory that both map.
 
-A channel carries signals of one byte, which cost one system call on each side, and pickled
-messages. When the process at the other end dies, the stream ends. The memory is a file without a
-name, which the system frees when the last process that maps it has ended. This module knows neither
-environments nor the contents of messages.
+A channel carries signals of one byte, which cost one system call on each side, and pickled messages. When the process
+at the other end dies, the stream ends. The memory is a file without a name, which the system frees when the last
+process that maps it has ended. This module knows neither environments nor the contents of messages.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ _CHUNK: Final = 65536
 class Channel:
     """Signals and messages over the pipes between a process and its child.
 
-    Each side replies before it receives another message, so a signal never arrives together with a
-    message.
+    Each side replies before it receives another message, so a signal never arrives together with a message.
     """
 
     def __init__(self, connection: PipeEnd) -> None:
@@ -44,9 +42,7 @@ class Channel:
         self._poll.register(self._read, select.POLLIN)
 
     def signal(self) -> None:
-        """Signal to the other side that the shared memory has changed. Raise OSError
-        if it is gone.
-        """
+        """Signal to the other side that the shared memory has changed. Raise OSError if it is gone."""
         os.write(self._write, _SIGNAL)
 
     def send(self, message: Any) -> None:
@@ -93,12 +89,14 @@ class Channel:
 class SharedMemoryFile:
     """Memory that a process shares with its children.
 
-    Pass the object to the children as an argument when they are started. Set the size before any
-    process maps it.
+    Pass the object to the children as an argument when they are started. Set the size before any process maps it.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Make a file without a name, or take over an open one. descriptor: of the open file."""
+        """Make a file without a name, or take over an open one.
+
+        descriptor: of the open file.
+        """
         if descriptor is None:
             if hasattr(os, "memfd_create"):
                 descriptor = os.memfd_create("leyden-env", os.MFD_CLOEXEC)
@@ -127,5 +125,8 @@ class SharedMemoryFile:
 
 
 def _in_child(descriptor: Any) -> SharedMemoryFile:
-    """Return the file in the child process. descriptor: what `DupFd` has become there."""
+    """Return the file in the child process.
+
+    descriptor: what `DupFd` has become there.
+    """
     return SharedMemoryFile(descriptor.detach())

@@ -1,7 +1,6 @@
 """`check_simulator`: find the errors of a simulator and its interpreters by running one trajectory.
 
-To check something else, add it to `check_simulator` as a problem (it must be corrected) or a note
-(it is allowed).
+To check something else, add it to `check_simulator` as a problem (it must be corrected) or a note (it is allowed).
 """
 
 from __future__ import annotations
@@ -108,9 +107,7 @@ def check_simulator(
 
 
 def _check_start(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -> None:
-    """Add a problem if the state is another one when it is read twice, or if the
-    episode is over.
-    """
+    """Add a problem if the state is another one when it is read twice, or if the episode is over."""
     simulator = env.simulator
     assert simulator is not None
     one = _copy(env.state_interpreter(simulator.get_state()))

@@ -1,7 +1,7 @@
 """The worker process: a group of environments, which are stepped at the parent's command.
 
-The process ends when the parent closes its pipe or has ended. The forkserver imports this module
-before any worker is started, so that all workers share the memory of the imported modules.
+The process ends when the parent closes its pipe or has ended. The forkserver imports this module before any worker is
+started, so that all workers share the memory of the imported modules.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class EnvsReady:
     observation_space: AnySpace
     action_space: AnySpace
     own_seeds: str | None = None
-    """The address of the DataQueue that its environments were made with; empty for another kind of
-    seed iterator; None if they have none."""
+    """The address of the DataQueue that its environments were made with; empty for another kind of seed iterator; None
+    if they have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class Results:
 class View(NamedTuple):
     """The shared memory, as arrays.
 
-    Observations, actions and results lie in it if all are of a fixed size. Otherwise messages carry
-    them.
+    Observations, actions and results lie in it if all are of a fixed size. Otherwise messages carry them.
     """
 
     progress: NDArray[np.int64]
@@ -167,9 +166,10 @@ def _serve(
 ) -> None:
     """Carry out the parent's commands until its pipe is closed, then close the environments.
 
-    With shared memory, SIGNAL is the command to step the environments that are marked in `todo`,
-    and a reply without infos and failures is a SIGNAL too.
-    number: of this worker. part: the numbers of its environments among all.
+    With shared memory, SIGNAL is the command to step the environments that are marked in `todo`, and a reply without
+    infos and failures is a SIGNAL too.
+    number: of this worker.
+    part: the numbers of its environments among all.
     """
     layout, actions = layout_of(group.observation_space), layout_of(group.action_space)
     view = View.of(file, sizes, layout, actions, resize=False)
@@ -227,7 +227,5 @@ def _picklable(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_parent(failures: list[EnvFailure]) -> list[EnvFailure]:
-    """Return the failures without their exceptions, which may not be picklable;
-    tracebacks are text.
-    """
+    """Return the failures without their exceptions, which may not be picklable; tracebacks are text."""
     return [replace(failure, error=None) for failure in failures] if failures else failures

@@ -1,7 +1,7 @@
 """Make vectorised environments of a kind that is given by name.
 
-To add a kind, subclass `FiniteVectorEnv` in a module of its own and add a line to `ENV_KINDS`. A
-class of another package is named by its import path.
+To add a kind, subclass `FiniteVectorEnv` in a module of its own and add a line to `ENV_KINDS`. A class of another
+package is named by its import path.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ The classes are called with `(logger, env_fns, seeds=..., on_worker_error=..., .
 
 
 def env_kind(env_type: FiniteEnvType) -> Any:
-    """Return the class of a kind of vectorised environment. Raise ConfigError for an
-    unknown name.
-    """
+    """Return the class of a kind of vectorised environment. Raise ConfigError for an unknown name."""
     return resolve_name(env_type, spec_name="env_type", registry=ENV_KINDS)
 
 
@@ -63,22 +61,21 @@ def vectorize_env(
 ) -> FiniteVectorEnv:
     """Return `concurrency` environments that run episodes over `seeds`, one for each seed.
 
-    env_factory: makes an EnvWrapper or any gymnasium.Env. It is called once for each environment,
-        in the environment's process. A list has one factory for each environment. An id of
-        Gymnasium's registry is possible too; its environments are reset with a seed and no options.
-        For one that needs options, give `partial(gymnasium.make, id, ...)`.
-    env_type: `dummy` (one after another, in this thread), `thread`, `subproc` (worker processes),
-        `shmem` (worker processes, for spaces of a fixed size only), or the import path of a class.
+    env_factory: makes an EnvWrapper or any gymnasium.Env. It is called once for each environment, in the environment's
+        process. A list has one factory for each environment. An id of Gymnasium's registry is possible too; its
+        environments are reset with a seed and no options. For one that needs options, give `partial(gymnasium.make, id,
+        ...)`.
+    env_type: `dummy` (one after another, in this thread), `thread`, `subproc` (worker processes), `shmem` (worker
+        processes, for spaces of a fixed size only), or the import path of a class.
     concurrency: the number of environments; with a list of factories, leave it out.
     logger: writers that are notified of episodes and steps.
-    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None. With
-        None, episodes have no end of seeds: simulators are made without an argument, and the
-        environments of an id are reset with the seeds 0, 1, 2 and so on.
+    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None. With None, episodes have no
+        end of seeds: simulators are made without an argument, and the environments of an id are reset with the seeds 0,
+        1, 2 and so on.
     on_worker_error, max_retries, quiet_seconds: options of every kind (`FiniteVectorEnv`).
     workers: an option of `thread`, `subproc` and `shmem`: the number of threads or processes.
     start_method, step_timeout_seconds, seed: options of `subproc` and `shmem`.
-    Raise ConfigError for an option that the kind does not use, and for an id that Gymnasium does
-    not know.
+    Raise ConfigError for an option that the kind does not use, and for an id that Gymnasium does not know.
     """
     check_number("concurrency", concurrency, at_least=1, whole=True)
     check_number("max_retries", max_retries, at_least=0, whole=True)

@@ -1,9 +1,9 @@
-"""`EnvGroup`: several environments that are stepped one after another, in the process and thread
-that they were made in.
+"""`EnvGroup`: several environments that are stepped one after another, in the process and thread that they were made
+in.
 
-All kinds of vectorised environments use groups: the kind `dummy` has one, and each worker of the
-other kinds has its own. A group writes the results of a step into arrays that it is given, adds up
-the episodes' statistics, and returns failures of user code as data. Its caller chooses the seeds.
+All kinds of vectorised environments use groups: the kind `dummy` has one, and each worker of the other kinds has its
+own. A group writes the results of a step into arrays that it is given, adds up the episodes' statistics, and returns
+failures of user code as data. Its caller chooses the seeds.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _EPISODE_METRICS: Final = ("reward", "steps_per_episode")
 """The metrics of every episode, whose names no logged value may have."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
 _RESERVED_KEYS: Final = ("episode", "lost", "note")
-"""Keys of a step's info that vectorised environments write. Gymnasium environments' own values
-under these keys are dropped.
+"""Keys of a step's info that vectorised environments write. Gymnasium environments' own values under these keys are
+dropped.
 """
 
 
@@ -64,9 +64,7 @@ class EnvFailure:
     error: BaseException | None = None
     """The error itself, if it was raised in this process."""
     guilty: bool = True
-    """Whether this environment failed itself. If False, its worker was lost by another one's
-    failure.
-    """
+    """Whether this environment failed itself. If False, its worker was lost by another one's failure."""
 
 
 class Rows(NamedTuple):
@@ -88,9 +86,7 @@ class Rows(NamedTuple):
 
 
 class EnvGroup:
-    """Several environments. `open` sets the arrays for their results; `begin` and
-    `step` fill them.
-    """
+    """Several environments. `open` sets the arrays for their results; `begin` and `step` fill them."""
 
     def __init__(self, factories: Sequence[EnvFactory], *, wants_steps: bool) -> None:
         """Make the environments.
@@ -122,9 +118,10 @@ class EnvGroup:
     def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
         """Set the arrays for results.
 
-        layout, actions: of observations and actions. rows: for the results.
-        progress: an array of one number in which to keep `at_work`, such as shared memory; None:
-            memory of the group's own.
+        layout, actions: of observations and actions.
+        rows: for the results.
+        progress: an array of one number in which to keep `at_work`, such as shared memory; None: memory of the group's
+            own.
         """
         self._progress: Any = [0] if progress is None else progress
         self._actions = actions
@@ -195,7 +192,6 @@ class EnvGroup:
         raise ConfigError(f"the environment factory returned {shown(env)}; {wanted}")
 
     def _failure(self, env: int, doing: str, error: Exception) -> EnvFailure:
-        """Drop the episode of an environment, and return its failure."""
         slot = self._slots[env]
         headline = traceback.format_exception_only(error)[-1].strip()
         failure = EnvFailure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
@@ -223,9 +219,7 @@ def require_distinct(envs: Sequence[AnyEnv]) -> None:
 
 
 def _chain(env: Any) -> Iterator[object]:
-    """Yield an environment and those that it wraps, in `unwrapped` or in `env` as Gymnasium's
-    wrappers do.
-    """
+    """Yield an environment and those that it wraps, in `unwrapped` or in `env` as Gymnasium's wrappers do."""
     outer = env
     for _ in range(_MOST_WRAPPERS):
         yield env
@@ -279,13 +273,11 @@ class _Slot:
         self._counts: dict[str, int] = {}
 
     def begin(self, seed: Seed[Any]) -> Any:
-        """Begin an episode with a seed, and return its first observation."""
         self._seed = seed
         self.length, self._reward = 0, 0.0
         self._sums, self._counts = {}, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
-        """Make a step. Return observation, reward, terminated, truncated, and an info or None."""
         raise NotImplementedError
 
     def drop_episode(self) -> None:
@@ -322,9 +314,9 @@ class _WrapperSlot(_Slot):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
         """Make a step. Return observation, reward, terminated, truncated, and an info or None.
 
-        The info has "log" if writers want steps, "aux_info" if there is a collector, "note" about
-        an observation outside its bounds, and "episode" with the statistics after the last step.
-        Most steps have no info, which saves a dict.
+        The info has "log" if writers want steps, "aux_info" if there is a collector, "note" about an observation
+        outside its bounds, and "episode" with the statistics after the last step. Most steps have no info, which saves
+        a dict.
         """
         env = self._env
         obs, reward, terminated, truncated = env.advance(action)
@@ -356,8 +348,8 @@ class _WrapperSlot(_Slot):
 
 
 class _GymSlot(_Slot):
-    """A Gymnasium environment. An integer item is its seed; for other items, the seed derives from
-    the seed plan's and the episode's number.
+    """A Gymnasium environment. An integer item is its seed; for other items, the seed derives from the seed plan's and
+    the episode's number.
     """
 
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
@@ -381,9 +373,8 @@ class _GymSlot(_Slot):
     def begin(self, seed: Seed[Any]) -> Any:
         """Reset the environment with a seed, and return the first observation.
 
-        An integer item is the seed of the reset. For any other item, the seed derives from the
-        plan's entropy and the episode's number, so that a rerun repeats it. The item itself is
-        passed in `options`.
+        An integer item is the seed of the reset. For any other item, the seed derives from the plan's entropy and the
+        episode's number, so that a rerun repeats it. The item itself is passed in `options`.
         """
         super().begin(seed)
         item = seed.item
@@ -403,9 +394,8 @@ class _GymSlot(_Slot):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
         """Make a step. Return observation, reward, terminated, truncated, and an info or None.
 
-        Observations are checked strictly until the first one that does not fit its space. From then
-        on each is cast by the lenient check, which is slower. Raise ValueError for a reward that is
-        no finite number.
+        Observations are checked strictly until the first one that does not fit its space. From then on each is cast by
+        the lenient check, which is slower. Raise ValueError for a reward that is no finite number.
         """
         result: Any = self.env.step(action)
         values = cast("tuple[Any, ...]", result)
@@ -443,9 +433,7 @@ class _GymSlot(_Slot):
         return obs, reward, terminated, truncated, info
 
     def _reset(self, **options: Any) -> Any:
-        """Reset the environment, and return the observation. Raise ConfigError for another result
-        than Gymnasium's.
-        """
+        """Reset the environment, and return the observation. Raise ConfigError for another result than Gymnasium's."""
         result: Any = self.env.reset(**options)
         if isinstance(result, tuple | list):
             values = cast("Sequence[Any]", result)
@@ -481,9 +469,7 @@ class _GymSlot(_Slot):
         return type(self.env.unwrapped).__name__
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without reserved keys, and add up the numbers
-        of its `log`.
-        """
+        """Return the environment's info without reserved keys, and add up the numbers of its `log`."""
         info = {name: value for name, value in given.items() if name not in _RESERVED_KEYS}
         log = info.pop("log", None)
         if isinstance(log, Mapping):
@@ -500,8 +486,8 @@ class _GymSlot(_Slot):
 def _with_level(value: Any) -> tuple[int, Any]:
     """Return the level and the value of a logged value.
 
-    A pair whose first part is a level (in Qlib, an array of two) is split. Anything else is a value
-    of the level PERIODIC.
+    A pair whose first part is a level (in Qlib, an array of two) is split. Anything else is a value of the level
+    PERIODIC.
     """
     pair: Any = value
     if isinstance(value, tuple | np.ndarray) and len(pair) == 2:

@@ -73,8 +73,8 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
 
 
 class FiniteThreadVectorEnv(FiniteVectorEnv):
-    """Environments in threads, for simulators that wait, or that release the interpreter lock, as
-    NumPy does for large arrays.
+    """Environments in threads, for simulators that wait, or that release the interpreter lock, as NumPy does for large
+    arrays.
     """
 
     def __init__(
@@ -125,9 +125,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             group.open(self._layout, self._action_layout, rows)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin the episodes of each group in its thread. Return the failures by
-        number among all.
-        """
+        """Begin the episodes of each group in its thread. Return the failures by number among all."""
 
         def begin(group: EnvGroup, part: range) -> list[EnvFailure]:
             return group.begin([(env - part.start, seed) for env, seed in starts if env in part])

@@ -1,14 +1,12 @@
 """The memory layout of the observations or actions of many environments.
 
-A batch has one array for each part of the space, with a row for each environment. A layout is made
-for a space and knows neither environments nor processes. Box, Discrete, MultiDiscrete and
-MultiBinary are numbers of a fixed size; Dict and Tuple consist of other spaces. Samples of any
-other space are kept as objects, which processes cannot share. Functions that need no space, such as
-a copy of a batch, are in `leyden.rl.batch`.
+A batch has one array for each part of the space, with a row for each environment. A layout is made for a space and
+knows neither environments nor processes. Box, Discrete, MultiDiscrete and MultiBinary are numbers of a fixed size; Dict
+and Tuple consist of other spaces. Samples of any other space are kept as objects, which processes cannot share.
+Functions that need no space, such as a copy of a batch, are in `leyden.rl.batch`.
 
-`gymnasium.vector.utils` is not used: it fills whole batches, and looks its function up at each
-call. A layout writes one row at a time, into memory that workers share, and makes its functions
-once.
+`gymnasium.vector.utils` is not used: it fills whole batches, and looks its function up at each call. A layout writes
+one row at a time, into memory that workers share, and makes its functions once.
 """
 
 from __future__ import annotations
@@ -53,9 +51,7 @@ class Layout(ABC):
     @property
     @abstractmethod
     def unshared(self) -> AnySpace | None:
-        """The first part of the space whose samples processes cannot share; None if
-        there is none.
-        """
+        """The first part of the space whose samples processes cannot share; None if there is none."""
 
     @abstractmethod
     def nbytes(self, n: int) -> int:
@@ -77,9 +73,7 @@ class Layout(ABC):
 
     @abstractmethod
     def reader(self, batch: Batch) -> Callable[[int], Any]:
-        """Return a function `read(row)` that returns the sample in a row of the
-        batch, as a view.
-        """
+        """Return a function `read(row)` that returns the sample in a row of the batch, as a view."""
 
     @abstractmethod
     def conform(self, batch: Any, n: int) -> Batch:
@@ -152,7 +146,8 @@ class _NumberLayout(Layout):
         """Raise GymSpaceValidationError for the first sample that is not in the space.
 
         The rows of a Box are compared all at once.
-        batch: (rows, *space.shape). among: (rows,), which rows are checked.
+        batch: (rows, *space.shape).
+        among: (rows,), which rows are checked.
         """
         space, array = self.space, cast(Array, batch)
         if type(space) is not spaces.Box or array.shape[1:] != self._shape or not np.can_cast(array.dtype, self._dtype):

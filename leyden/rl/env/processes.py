@@ -1,16 +1,14 @@
-"""Vectorised environments in worker processes, with results in shared memory (`shmem`), or also in
-messages (`subproc`).
+"""Vectorised environments in worker processes, with results in shared memory (`shmem`), or also in messages
+(`subproc`).
 
-The workers live from the making of the vectorised environment to its `close`. A worker that dies,
-or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost;
-`on_worker_error` says what happens to them. A step wakes each worker that has something to step,
-and this process for each reply. No process spins while it waits, because spinning takes a core from
-a worker that could use it; a wake-up over a pipe costs about two microseconds of CPU.
+The workers live from the making of the vectorised environment to its `close`. A worker that dies, or hangs for longer
+than `step_timeout_seconds`, is replaced, and its episodes are lost; `on_worker_error` says what happens to them. A step
+wakes each worker that has something to step, and this process for each reply. No process spins while it waits, because
+spinning takes a core from a worker that could use it; a wake-up over a pipe costs about two microseconds of CPU.
 
-Factories are sent by value (cloudpickle), so lambdas and closures work. Unless
-`start_method="fork"`, a worker imports the main script, as `multiprocessing` does, so code at its
-top level must be under `if __name__ == "__main__":`. Without that, the start raises an error that
-says so.
+Factories are sent by value (cloudpickle), so lambdas and closures work. Unless `start_method="fork"`, a worker imports
+the main script, as `multiprocessing` does, so code at its top level must be under `if __name__ == "__main__":`. Without
+that, the start raises an error that says so.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ from leyden.rl.seed import SeedsLike
 
 logger = logging.getLogger(__name__)
 _MOST_TRIES = 8
-"""How often making a worker's environments is tried, because a worker may die while
-it makes them."""
+"""How often making a worker's environments is tried, because a worker may die while it makes them."""
 _LAST_SECONDS = 2.0
 """Seconds that all workers together may take to close their environments."""
 
@@ -70,9 +67,7 @@ class _WorkerLost(Exception):
     """A worker has ended, failed or not replied in time."""
 
     def __init__(self, how: str, traceback: str = "") -> None:
-        """Keep how it was lost, as the end of a sentence, and the traceback of its
-        error, if any.
-        """
+        """Keep how it was lost, as the end of a sentence, and the traceback of its error, if any."""
         super().__init__(how)
         self.how, self.traceback = how, traceback
 
@@ -98,8 +93,10 @@ class _EnvWorker:
     ) -> None:
         """Start nothing yet.
 
-        number: of the worker. part: its environments, by their numbers among all.
-        packed: their factories, pickled. file: the shared memory, whose size `sizes` decides.
+        number: of the worker.
+        part: its environments, by their numbers among all.
+        packed: their factories, pickled.
+        file: the shared memory, whose size `sizes` decides.
         seeds: of the worker's process-wide random generators.
         wants_steps: whether a writer wants the values of each step.
         """
@@ -114,7 +111,6 @@ class _EnvWorker:
         self._channel: Channel | None = None
 
     def start(self) -> None:
-        """Start the process, which sends `EnvsReady` when its environments are made."""
         generators = WorkerGenerators(self._seeds, self.number, self._starts)
         args = (self.number, self.part, self._file, self._packed, self._sizes, self._wants_steps, generators)
         self.child = Child(run_worker, args, name=f"leyden-env-{self.number}", start_method=self._start_method)
@@ -124,8 +120,8 @@ class _EnvWorker:
     def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> EnvsReady:
         """Wait until the environments are made.
 
-        A warning is logged after `quiet_seconds`, then after twice as long, and so on. Raise
-        _WorkerLost if the worker fails, and _TimedOut if it takes more than `timeout_seconds`.
+        A warning is logged after `quiet_seconds`, then after twice as long, and so on. Raise _WorkerLost if the worker
+        fails, and _TimedOut if it takes more than `timeout_seconds`.
         """
         began, after = time.monotonic(), quiet_seconds
         end = math.inf if timeout_seconds is None else timeout_seconds
@@ -144,7 +140,6 @@ class _EnvWorker:
 
     @property
     def described(self) -> str:
-        """The environments of the worker in words, such as `environments 0 to 3`."""
         part = self.part
         return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
 
@@ -167,8 +162,8 @@ class _EnvWorker:
         return answer
 
     def send(self, command: Any) -> None:
-        """Send a command, or the object SIGNAL for a step whose actions are in shared memory. If
-        the worker has died, that is noticed when it does not reply.
+        """Send a command, or the object SIGNAL for a step whose actions are in shared memory. If the worker has died,
+        that is noticed when it does not reply.
         """
         assert self._channel is not None
         with contextlib.suppress(OSError):
@@ -187,8 +182,8 @@ class _EnvWorker:
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
     """Environments in worker processes.
 
-    Observations and actions of a fixed size lie in memory that all processes share. Those of any
-    other space are sent through pipes.
+    Observations and actions of a fixed size lie in memory that all processes share. Those of any other space are sent
+    through pipes.
     """
 
     _needs_fixed_size: ClassVar[bool] = False
@@ -209,17 +204,15 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
     ) -> None:
         """Start the workers, which make the environments.
 
-        A worker that dies while it makes its environments is restarted, unless `on_worker_error` is
-        `raise`.
+        A worker that dies while it makes its environments is restarted, unless `on_worker_error` is `raise`.
         workers: the number of processes; None: one for each core, at most one for each environment.
         start_method: how processes are started; None: forkserver if it is available.
-        step_timeout_seconds: the longest that a worker may take to make, reset or step all its
-            environments; None: no limit.
-        seed: the seed from which each worker's global generators (random, NumPy, torch) are seeded
-            differently. None: drawn from this process's generators, so that a program that seeds
-            these gets the same numbers again.
-        Raise SimulatorError if environments cannot be made, and ConfigError if a factory cannot be
-        pickled, or if the environments' spaces or seed iterators differ.
+        step_timeout_seconds: the longest that a worker may take to make, reset or step all its environments; None: no
+            limit.
+        seed: the seed from which each worker's global generators (random, NumPy, torch) are seeded differently. None:
+            drawn from this process's generators, so that a program that seeds these gets the same numbers again.
+        Raise SimulatorError if environments cannot be made, and ConfigError if a factory cannot be pickled, or if the
+        environments' spaces or seed iterators differ.
         """
         exit_if_starting()
         check_number("step_timeout_seconds", step_timeout_seconds, above=0, or_none="no limit")
@@ -297,7 +290,6 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             self._let_open(worker)
 
     def _let_open(self, worker: _EnvWorker) -> None:
-        """Tell a worker that the shared memory has its size, and wait until it has mapped it."""
         worker.send("open")
         try:
             worker.reply(self._timeout)
@@ -305,9 +297,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
     def _first_ready(self, worker: _EnvWorker) -> EnvsReady:
-        """Wait for a worker that was just started. Restart it if it dies, unless
-        failures are raised.
-        """
+        """Wait for a worker that was just started. Restart it if it dies, unless failures are raised."""
         for attempt in range(_MOST_TRIES):
             try:
                 return worker.ready(self._timeout, self._quiet_seconds)
@@ -357,8 +347,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return failures
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Send the actions to the workers, then wait for all. Return infos by environment, and
-        failures.
+        """Send the actions to the workers, then wait for all. Return infos by environment, and failures.
 
         With shared memory, actions and results are in it, and a command is a SIGNAL.
         """
@@ -382,8 +371,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return infos, failures
 
     def _results_of(self, worker: _EnvWorker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
-        """Wait for a worker's results. Return infos and failures, by the environments' numbers
-        among all.
+        """Wait for a worker's results. Return infos and failures, by the environments' numbers among all.
 
         If the worker is lost, replace it, and return the failures of its environments.
         envs: the environments that were commanded, by their numbers in the worker.
@@ -406,7 +394,6 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return infos, [replace(failure, env=failure.env + start) for failure in answer.failures]
 
     def _copy_rows(self, worker: _EnvWorker, rows: Rows) -> None:
-        """Copy the results of a worker, which came in a message."""
         mine = self._rows.part(worker.rows)
         write(mine.obs, ..., rows.obs)
         mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
@@ -451,8 +438,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
 
 class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
-    """Environments in worker processes whose spaces are of a fixed size, so that a step sends no
-    messages. Other spaces raise ConfigError.
+    """Environments in worker processes whose spaces are of a fixed size, so that a step sends no messages. Other spaces
+    raise ConfigError.
     """
 
     _needs_fixed_size = True

@@ -1,9 +1,8 @@
 """Seeds for the global random generators of worker processes: Python's, NumPy's and torch's.
 
-A forked worker inherits the generators of its parent, so without seeds of their own all workers
-would draw equal numbers. A worker's seeds depend on the run's seeds, on the worker's number and on
-how often it was started. This module knows no environments. To seed the generator of another
-library, add a line to `_SEEDERS`.
+A forked worker inherits the generators of its parent, so without seeds of their own all workers would draw equal
+numbers. A worker's seeds depend on the run's seeds, on the worker's number and on how often it was started. This module
+knows no environments. To seed the generator of another library, add a line to `_SEEDERS`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class WorkerSeeds:
     def draw(cls) -> WorkerSeeds:
         """Draw each number from this process's generator of that library.
 
-        So the workers of a program that seeds its generators repeat their numbers, and those of
-        another program differ each time.
+        So the workers of a program that seeds its generators repeat their numbers, and those of another program differ
+        each time.
         """
         of_numpy = int(np.random.randint(2**63 - 1, dtype=np.int64))
         torch: Any = sys.modules.get("torch")
@@ -45,8 +44,7 @@ class WorkerGenerators:
         """Prepare the seeds.
 
         worker: the worker's number.
-        start: how often the worker was started before, so that a restarted worker draws other
-            numbers.
+        start: how often the worker was started before, so that a restarted worker draws other numbers.
         """
         self._seeds, self._worker, self._start = seeds, worker, start
         self._done: set[str] = set()

@@ -1,16 +1,14 @@
 """`FiniteVectorEnv`: many environments over a finite set of seeds.
 
-The class gives each seed to one episode, knows which environments are running an episode, notifies
-writers, and decides what happens to an episode that was lost. Its subclasses are the kinds of
-vectorised environments, which only step environments (`_begin`, `_step`, `_close`). To add a kind,
-implement these methods, add a line to `ENV_KINDS` in `factory.py`, and run
-`tests/rl/env/test_kinds.py` on it.
+The class gives each seed to one episode, knows which environments are running an episode, notifies writers, and decides
+what happens to an episode that was lost. Its subclasses are the kinds of vectorised environments, which only step
+environments (`_begin`, `_step`, `_close`). To add a kind, implement these methods, add a line to `ENV_KINDS` in
+`factory.py`, and run `tests/rl/env/test_kinds.py` on it.
 
-An environment keeps its number, and seeds are handed out in the order of these numbers. All
-requested environments make their step before any result is read. So the lengths of the episodes
-alone decide which environment gets which seed, and never the speed of a worker: the same seeds and
-actions give the same trajectories in every kind, with any number of workers. Only a lost episode
-changes the order.
+An environment keeps its number, and seeds are handed out in the order of these numbers. All requested environments make
+their step before any result is read. So the lengths of the episodes alone decide which environment gets which seed, and
+never the speed of a worker: the same seeds and actions give the same trajectories in every kind, with any number of
+workers. Only a lost episode changes the order.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ _MOST_SKIPS: Final = 1000
 class VectorStep(NamedTuple):
     """The results of one step, with a row for each of the N environments.
 
-    The rows of environments that were not stepped are stale. The arrays belong to the vectorised
-    environment and change with its next step, so copy what you keep.
+    The rows of environments that were not stepped are stale. The arrays belong to the vectorised environment and change
+    with its next step, so copy what you keep.
     """
 
     obs: Batch
@@ -63,17 +61,16 @@ class VectorStep(NamedTuple):
     truncated: Mask
     """(N,): whether a limit ended the episode, or the episode was lost."""
     infos: Mapping[int, Mapping[str, Any]]
-    """The info of each environment that has one: `episode` (EpisodeStats) when an episode ended,
-    `lost` (EpisodeLost) when one could not be finished, `log` if a writer wants steps, `aux_info`
-    if there is a collector, and the info of a Gymnasium environment.
+    """The info of each environment that has one: `episode` (EpisodeStats) when an episode ended, `lost` (EpisodeLost)
+    when one could not be finished, `log` if a writer wants steps, `aux_info` if there is a collector, and the info of a
+    Gymnasium environment.
     """
 
 
 class FiniteVectorEnv(NamedOptions, ABC):
     """N environments that run episodes over a source of seeds. Close it, or use it in `with`.
 
-    `reset` begins episodes with the next seeds, and `step` steps the environments that are running
-    one.
+    `reset` begins episodes with the next seeds, and `step` steps the environments that are running one.
     """
 
     def __init__(
@@ -90,14 +87,13 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
         logger: writers that are notified of episodes and steps.
         seeds: what episodes begin with; None: episodes have no seed and no end.
-        on_worker_error: what to do with an episode whose simulator fails, or whose worker dies.
-            `raise`: raise SimulatorError and give the seed back.
-            `skip`: leave the seed out. Raise SimulatorError if too many are skipped in a row: as
-                many as one pass has seeds, at most 1,000, at least `max_retries` + 1.
-            `retry`: take the seed again, at most `max_retries` times, then raise SimulatorError.
-            Every lost episode is listed in `lost`.
-        quiet_seconds: a call of a simulator that takes longer is reported by a warning, which names
-            the environment, the seed and the step. Infinity: never.
+        on_worker_error: what to do with an episode whose simulator fails, or whose worker dies. `raise`: raise
+            SimulatorError and give the seed back. `skip`: leave the seed out. Raise SimulatorError if too many are
+            skipped in a row: as many as one pass has seeds, at most 1,000, at least `max_retries` + 1. `retry`: take
+            the seed again, at most `max_retries` times, then raise SimulatorError. Every lost episode is listed in
+            `lost`.
+        quiet_seconds: a call of a simulator that takes longer is reported by a warning, which names the environment,
+            the seed and the step. Infinity: never.
         """
         check_number("the number of environments", num_envs, at_least=1, whole=True)
         check_choice("on_worker_error", on_worker_error, get_args(OnWorkerError))
@@ -158,7 +154,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         """Step some environments. Return their infos, and the failures in any environment.
 
-        mask: (N,), which environments to step. actions: of all N environments.
+        mask: (N,), which environments to step.
+        actions: of all N environments.
         """
 
     @abstractmethod
@@ -234,8 +231,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
         """Begin episodes with the next seeds. Return the observations of all N environments.
 
-        An environment for which no seed is left does not become alive. An environment that is
-        running an episode abandons it and gives its seed back, so that it begins the episode again.
+        An environment for which no seed is left does not become alive. An environment that is running an episode
+        abandons it and gives its seed back, so that it begins the episode again.
         ids: the environments; None: all that are not running an episode.
         Raise SimulatorError if an episode cannot begin, unless `on_worker_error` allows that.
         """
@@ -264,12 +261,11 @@ class FiniteVectorEnv(NamedOptions, ABC):
     def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
         """Step environments that are alive. Afterwards `alive` is False where an episode ended.
 
-        actions: a row for each of the N environments; rows of others than the stepped ones are
-            ignored.
+        actions: a row for each of the N environments; rows of others than the stepped ones are ignored.
         ids: the environments; None: all.
-        Raise SimulatorError if an episode is lost, unless `on_worker_error` allows that; the other
-        environments have made their step then. Raise ConfigError if no environment is alive, or if
-        `actions` has another shape or dtype than the space.
+        Raise SimulatorError if an episode is lost, unless `on_worker_error` allows that; the other environments have
+        made their step then. Raise ConfigError if no environment is alive, or if `actions` has another shape or dtype
+        than the space.
         """
         self._require_open()
         if ids is None:
@@ -350,9 +346,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return starts
 
     def _end(self, env: int, infos: Infos) -> None:
-        """Finish the seed of an episode that has ended, and notify the writers of its
-        statistics.
-        """
+        """Finish the seed of an episode that has ended, and notify the writers of its statistics."""
         self.alive[env] = False
         self._skipped.clear()  # only skips in a row count
         if (seed := self._current[env]) is not None:
@@ -375,8 +369,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
         """Record lost episodes, and skip or give back the seed of each.
 
         Raise SimulatorError for the first one that `on_worker_error` does not allow.
-        beginning: environments in which the caller begins another episode. The losses of all others
-            are reported in the infos of the next step.
+        beginning: environments in which the caller begins another episode. The losses of all others are reported in the
+            infos of the next step.
         """
         fatal: tuple[EnvFailure, Seed[Any]] | None = None
         for failure in sorted(failures, key=lambda one: (not one.guilty, one.env)):
@@ -428,7 +422,6 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return max(one_pass, self._max_retries + 1)
 
     def _log_note(self, infos: Infos) -> None:
-        """Log the first note in the infos, and drop the others."""
         for env, info in infos.items():
             if (note := info.pop("note", None)) is not None and not self._has_logged_note:
                 self._has_logged_note = True
@@ -460,9 +453,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
     def where(self) -> tuple[int, str] | None:
         """Return the number of the running call, and the beginning of a sentence about it.
 
-        Such a sentence is "environment 3, at step 5 of the episode of seed 7, has" (not returned
-        yet). Return None if no call is running. Another thread calls this method; it may see a call
-        that has just ended, which does no harm.
+        Such a sentence is "environment 3, at step 5 of the episode of seed 7, has" (not returned yet). Return None if
+        no call is running. Another thread calls this method; it may see a call that has just ended, which does no harm.
         """
         if not self._in_call:
             return None
@@ -478,11 +470,6 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return ""
 
     def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the environments.
-
-        After an interrupt (Ctrl-C) the workers are out of step, so `_in_call` stays True, and only
-        `close` is possible.
-        """
         self._n_calls += 1
         self._in_call = True
         result = work(*args, **kwargs)

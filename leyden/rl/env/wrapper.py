@@ -1,9 +1,9 @@
 """`EnvWrapper`: a simulator, its interpreters and its reward as one Gymnasium environment.
 
-A step calls the parts in the order of Qlib's EnvWrapper: validate and interpret the action, step
-the simulator, call `done`, interpret and validate the new state, compute the reward, and collect
-auxiliary information. The wrapper knows no other environment and no seed plan: the caller gives a
-seed in `reset(options=...)`, or the wrapper draws from an iterator.
+A step calls the parts in the order of Qlib's EnvWrapper: validate and interpret the action, step the simulator, call
+`done`, interpret and validate the new state, compute the reward, and collect auxiliary information. The wrapper knows
+no other environment and no seed plan: the caller gives a seed in `reset(options=...)`, or the wrapper draws from an
+iterator.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class EnvWrapper(
 ):
     """Runs one episode after another, each with a new simulator.
 
-    `status` is the record of the current episode, and `logger` holds the values that the parts log
-    in the current step. The parts read both through `self.env`.
+    `status` is the record of the current episode, and `logger` holds the values that the parts log in the current step.
+    The parts read both through `self.env`.
     """
 
     def __init__(
@@ -82,11 +82,9 @@ class EnvWrapper(
     ) -> None:
         """Take the parts, whose `env` is this environment from now on.
 
-        simulator_fn: makes a simulator from a seed's item; without seeds it is called without an
-            argument.
-        seed_iterator: the items for an environment that is used alone. For a vectorised
-            environment, give the seeds to `vectorize_env` instead, or one DataQueue to all
-            environments.
+        simulator_fn: makes a simulator from a seed's item; without seeds it is called without an argument.
+        seed_iterator: the items for an environment that is used alone. For a vectorised environment, give the seeds to
+            `vectorize_env` instead, or one DataQueue to all environments.
         reward_fn: None: every reward is 0.
         logger: collects the values that the parts log; None: a new one.
         """
@@ -118,10 +116,9 @@ class EnvWrapper(
     ) -> tuple[ObsType, dict[str, Any]]:
         """Begin an episode. Return its first observation and an info.
 
-        seed: the seed of `np_random`, as in any Gymnasium environment; parts draw from
-            `self.env.np_random`.
-        options: "seed_item" is the item to begin with. Without it, the iterator's next item is
-            taken; without an iterator, the simulator gets no item.
+        seed: the seed of `np_random`, as in any Gymnasium environment; parts draw from `self.env.np_random`.
+        options: "seed_item" is the item to begin with. Without it, the iterator's next item is taken; without an
+            iterator, the simulator gets no item.
         Raise SeedsExhausted when the iterator has ended.
         """
         super().reset(seed=seed)
@@ -142,10 +139,10 @@ class EnvWrapper(
     def step(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
         """Make one step. Return observation, reward, terminated, truncated and info.
 
-        The info is an `InfoDict`. Its log has `reward`, at the end of an episode
-        `steps_per_episode`, and at the level DEBUG `obs` and `policy_act`.
-        Raise ResetNeeded without a running episode, GymSpaceValidationError for an action or an
-        observation outside its space, ValueError for a NaN reward, and the simulator's own errors.
+        The info is an `InfoDict`. Its log has `reward`, at the end of an episode `steps_per_episode`, and at the level
+        DEBUG `obs` and `policy_act`.
+        Raise ResetNeeded without a running episode, GymSpaceValidationError for an action or an observation outside its
+        space, ValueError for a NaN reward, and the simulator's own errors.
         """
         obs, reward, terminated, truncated = self.advance(action)
         return obs, reward, terminated, truncated, dict(self.info(obs, action, reward))
@@ -162,9 +159,8 @@ class EnvWrapper(
     def np_random(self) -> np.random.Generator:
         """The generator that simulators, interpreters and rewards draw from.
 
-        In a vectorised environment each episode has a generator of its own, seeded from the seed
-        plan's seed and the episode's number. So the numbers depend neither on the kind of
-        environment nor on the number of workers.
+        In a vectorised environment each episode has a generator of its own, seeded from the seed plan's seed and the
+        episode's number. So the numbers depend neither on the kind of environment nor on the number of workers.
         """
         if self._entropy is not None:
             self.np_random = np.random.default_rng(self._entropy)
@@ -249,9 +245,7 @@ class EnvWrapper(
         return obs, reward, ended and not truncated, truncated
 
     def info(self, obs: ObsType, action: PolicyActType, reward: float) -> InfoDict:
-        """Return the info of the last step. Call it once for each step, because it
-        logs the reward.
-        """
+        """Return the info of the last step. Call it once for each step, because it logs the reward."""
         logger = self.logger
         if self.status["done"]:
             logger.add_scalar("steps_per_episode", self.status["cur_step"])

@@ -1,8 +1,8 @@
 """Policies of Stable-Baselines3 and tianshou 2 that act under Leyden's collector.
 
-The policies learn in their own library; an adapter uses their current weights at each call. Nothing
-is imported here that the given policy has not imported already. To adapt another library, subclass
-`NonLearnablePolicy` and let `act` call the library with a batch.
+The policies learn in their own library; an adapter uses their current weights at each call. Nothing is imported here
+that the given policy has not imported already. To adapt another library, subclass `NonLearnablePolicy` and let `act`
+call the library with a batch.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class TianshouPolicy(NonLearnablePolicy):
     """
 
     def __init__(self, policy: Any) -> None:
-        """Wrap a policy, or the `policy` of an algorithm. Raise ConfigError for any
-        other object.
-        """
+        """Wrap a policy, or the `policy` of an algorithm. Raise ConfigError for any other object."""
         policy = getattr(policy, "policy", policy)
         if not hasattr(policy, "map_action") or not hasattr(policy, "observation_space"):
             raise ConfigError(f"TianshouPolicy needs a policy of tianshou 2, not {type(policy).__name__}")

@@ -1,5 +1,4 @@
-"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy
-exploration.
+"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy exploration.
 
 It knows a replay buffer and a network, and no environment.
 
@@ -35,9 +34,9 @@ Space = gymnasium.Space[Any]
 class DQN(TorchPolicy):
     """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461).
 
-    Q(s, a) learns the target: the discounted sum of n rewards + discount^n * Q_target(s',
-    argmax_a' Q(s', a')). The sum stops at the end of an episode. If a limit cut the episode off,
-    the value of its last observation is still added; if it terminated, nothing is.
+    Q(s, a) learns the target: the discounted sum of n rewards + discount^n * Q_target(s', argmax_a' Q(s', a')). The sum
+    stops at the end of an episode. If a limit cut the episode off, the value of its last observation is still added; if
+    it terminated, nothing is.
 
     The arguments have Qlib's names, but defaults of their own.
     """
@@ -66,21 +65,20 @@ class DQN(TorchPolicy):
     ) -> None:
         """Make the Q-network, its target network and the optimizer.
 
-        network: maps observations to features (n, d); None: a perceptron 64-64 with ReLU. Images
-            (uint8 Boxes of 0 to 255 with at least two dimensions) are divided by 255 before it.
+        network: maps observations to features (n, d); None: a perceptron 64-64 with ReLU. Images (uint8 Boxes of 0 to
+            255 with at least two dimensions) are divided by 255 before it.
         lr, weight_decay: of the optimizer, Adam.
         discount_factor: the discount of rewards per step.
         estimation_step: the n of n-step returns.
-        target_update_freq: optimizer steps between copies to the target network. 0, Qlib's default:
-            there is no target network, and Q is its own target.
+        target_update_freq: optimizer steps between copies to the target network. 0, Qlib's default: there is no target
+            network, and Q is its own target.
         reward_normalization: must be False, because a bootstrapped target has no scale of its own.
-        is_double: the network chooses the next action, and the target network values it. Without a
-            target network this makes no difference.
+        is_double: the network chooses the next action, and the target network values it. Without a target network this
+            makes no difference.
         clip_loss_grad: use Huber's loss, whose gradient is at most 1, instead of the squared error.
-        weight_file: a file of `torch.save` with the weights of a module, a policy or a trainer;
-            None: fresh weights.
-        exploration: the probability of a random action while exploring: a constant, or (first,
-            last, number of actions over which it changes linearly from first to last).
+        weight_file: a file of `torch.save` with the weights of a module, a policy or a trainer; None: fresh weights.
+        exploration: the probability of a random action while exploring: a constant, or (first, last, number of actions
+            over which it changes linearly from first to last).
         max_grad_norm: longer gradients are scaled to this norm; None: never.
         seed: the seed of the default network's weights and of all draws.
         num_threads: torch's threads in `act` and `update`; None: torch's own setting.
@@ -154,10 +152,10 @@ class DQN(TorchPolicy):
         """Learn from sampled transitions. Return the means of the metrics over minibatches.
 
         batch_size: the transitions of a minibatch.
-        repeat: how often each new transition is used on average (the replay ratio), which decides
-            the number of minibatches.
-        Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names
-        the network, if a loss or gradient is not finite.
+        repeat: how often each new transition is used on average (the replay ratio), which decides the number of
+            minibatches.
+        Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names the network, if a
+        loss or gradient is not finite.
         """
         if kwargs:
             raise ConfigError(f"DQN.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")

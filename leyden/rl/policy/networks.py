@@ -1,8 +1,7 @@
 """Networks: the default perceptron, the actor-critic and the Q-network; observations as tensors.
 
-Actor-critic and Q-network are heads on a body: a torch module from a batch of observations to
-features (n, d), which may be a user's own. They scale images before any body sees them
-(`ScaledImages`). This module knows no algorithm.
+Actor-critic and Q-network are heads on a body: a torch module from a batch of observations to features (n, d), which
+may be a user's own. They scale images before any body sees them (`ScaledImages`). This module knows no algorithm.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
 
 
 def is_image(space: Any) -> bool:
-    """Return whether a space holds images of bytes: a uint8 Box of at least two dimensions, bounded
-    by 0 and 255 everywhere.
+    """Return whether a space holds images of bytes: a uint8 Box of at least two dimensions, bounded by 0 and 255
+    everywhere.
     """
     if not is_space(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
         return False
@@ -52,12 +51,11 @@ def is_image(space: Any) -> bool:
 
 
 class ScaledImages(nn.Module):
-    """Divides the images among the observations by 255, as Stable-Baselines3 does, because a
-    network learns badly from inputs of that size.
+    """Divides the images among the observations by 255, as Stable-Baselines3 does, because a network learns badly from
+    inputs of that size.
 
-    The space decides, not the values: see `is_image`. Other observations pass unchanged. The module
-    is part of the policy's module, so a copied or saved policy scales as the trained one does. It
-    has no parameters.
+    The space decides, not the values: see `is_image`. Other observations pass unchanged. The module is part of the
+    policy's module, so a copied or saved policy scales as the trained one does. It has no parameters.
     """
 
     def __init__(self, space: Space) -> None:
@@ -106,9 +104,7 @@ class _Flatten(nn.Module):
 
 
 def _width(space: Any) -> int:
-    """Return the length of an observation's vector. Raise ConfigError for an unknown
-    kind of space.
-    """
+    """Return the length of an observation's vector. Raise ConfigError for an unknown kind of space."""
     if is_space(space, spaces.Dict):
         return sum(_width(part) for part in space.spaces.values())
     if is_space(space, spaces.Tuple):
@@ -123,9 +119,7 @@ def _width(space: Any) -> int:
 
 
 def _flattened(space: Any, obs: Tensors) -> Tensor:
-    """Return observations as one float32 tensor (n, width), in which discrete values
-    are one-hot.
-    """
+    """Return observations as one float32 tensor (n, width), in which discrete values are one-hot."""
     if is_space(space, spaces.Dict):
         assert isinstance(obs, dict)
         return torch.cat([_flattened(part, obs[name]) for name, part in space.spaces.items()], dim=-1)
@@ -151,8 +145,7 @@ def _flattened(space: Any, obs: Tensors) -> Tensor:
 def default_body(
     space: Any, hidden: Sequence[int] = (64, 64), *, activation: type[nn.Module] = nn.Tanh, seed: int = 0
 ) -> nn.Module:
-    """Return a perceptron over the flattened observation, with orthogonal weights of gain sqrt(2)
-    and biases of 0.
+    """Return a perceptron over the flattened observation, with orthogonal weights of gain sqrt(2) and biases of 0.
 
     hidden: the widths of its layers; the last one is its `output_dim`.
     """
@@ -172,8 +165,8 @@ def default_body(
 def feature_size(network: nn.Module, space: Space) -> int:
     """Return the number of a network's features.
 
-    It is `network.output_dim`, or is found by a call with one observation of zeros. Raise
-    ConfigError if that call does not return a tensor (1, d).
+    It is `network.output_dim`, or is found by a call with one observation of zeros. Raise ConfigError if that call does
+    not return a tensor (1, d).
     """
     declared = getattr(network, "output_dim", None)
     if isinstance(declared, int):
@@ -201,7 +194,6 @@ def _one_sample(space: Any, device: torch.device) -> Tensors:
 
 
 def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    """Return a layer with orthogonal weights, drawn from `generator`, and biases of 0."""
     # skip_init, because the usual initialisation draws from torch's process-wide generator
     layer = cast(nn.Linear, cast(Any, nn.utils).skip_init(nn.Linear, inputs, outputs))
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
@@ -284,9 +276,9 @@ class QNetwork(nn.Module):
 class FlatParameters:
     """Makes all trained parameters of a module views of one vector, and their gradients of another.
 
-    An optimizer step and the gradient's norm then take one kernel each, which is faster for a small
-    network of many tensors. An elementwise optimizer, such as Adam, computes the same numbers. Do
-    not move the module to another device or type afterwards.
+    An optimizer step and the gradient's norm then take one kernel each, which is faster for a small network of many
+    tensors. An elementwise optimizer, such as Adam, computes the same numbers. Do not move the module to another device
+    or type afterwards.
     Raise ConfigError if nothing is to be trained, or if devices or types differ.
     """
 

@@ -1,8 +1,8 @@
 """`Policy`, the contract of policies with collectors and trainers, and policies that learn nothing.
 
-A policy maps batches of observations to actions, and may learn from the transitions of a collector.
-It knows no environment. To add one, subclass `Policy`, or `TorchPolicy`, which has the state, the
-weights and the optimizer step of a torch module.
+A policy maps batches of observations to actions, and may learn from the transitions of a collector. It knows no
+environment. To add one, subclass `Policy`, or `TorchPolicy`, which has the state, the weights and the optimizer step of
+a torch module.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class PolicyOutput(NamedTuple):
     actions: Array
     """(n, ...), in the action space."""
     extras: Mapping[str, Array] = _NOTHING
-    """Further values that learning needs, each (n, ...); for example `logp`, the log-probability of
-    the action.
-    """
+    """Further values that learning needs, each (n, ...); for example `logp`, the log-probability of the action."""
 
 
 class Policy(NamedOptions, ABC):
@@ -54,7 +52,8 @@ class Policy(NamedOptions, ABC):
     def update(self, buffer: Any, **kwargs: Any) -> Mapping[str, float]:
         """Learn from the buffer of a collect. Return metrics, such as loss and grad_norm.
 
-        buffer: made by `make_buffer`. kwargs: options of the policy, such as batch_size.
+        buffer: made by `make_buffer`.
+        kwargs: options of the policy, such as batch_size.
         """
 
     @abstractmethod
@@ -73,8 +72,7 @@ class Policy(NamedOptions, ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next `act` and `update` depend on, but no constructor
-        arguments.
+        """Return all state that the next `act` and `update` depend on, but no constructor arguments.
 
         It consists of dicts and lists of plain values, tensors and arrays.
         """
@@ -116,9 +114,7 @@ class AllOne(NonLearnablePolicy):
     """
 
     def __init__(self, obs_space: Space, action_space: Space, fill_value: float = 1.0) -> None:
-        """Make the action. Raise ConfigError if it is not in the action space, or if that has no
-        arrays.
-        """
+        """Make the action. Raise ConfigError if it is not in the action space, or if that has no arrays."""
         super().__init__(obs_space, action_space)
         if action_space.dtype is None or action_space.shape is None:
             raise ConfigError(f"AllOne needs actions that are one array, not {action_space}")
@@ -140,8 +136,7 @@ class AllOne(NonLearnablePolicy):
 class RandomPolicy(NonLearnablePolicy):
     """Draws random actions with the action space's own `sample`.
 
-    Each call is seeded by the policy's seed and the number of the call, so the state is two
-    numbers.
+    Each call is seeded by the policy's seed and the number of the call, so the state is two numbers.
     """
 
     def __init__(self, obs_space: Space, action_space: Space, seed: int = 0) -> None:

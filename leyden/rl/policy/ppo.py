@@ -1,9 +1,8 @@
-"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action
-spaces.
+"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action spaces.
 
-It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective
-is that of language models (`leyden.objectives.losses`), advantages are computed in
-`leyden.objectives.returns`, and the distributions are two small classes here.
+It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective is that of language
+models (`leyden.objectives.losses`), advantages are computed in `leyden.objectives.returns`, and the distributions are
+two small classes here.
 
 Shapes: n observations, S samples of a collect, A actions or action components.
 """
@@ -39,10 +38,9 @@ _METRICS = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction
 class PPO(TorchPolicy):
     """Proximal policy optimisation: clipped surrogate, clipped values, generalised advantages.
 
-    For a bounded Box, the interval [-1, 1] of the Gaussian is scaled to the bounds. Actions beyond
-    them are clipped for the environment only, so log-probabilities are those of the drawn actions.
-    If a limit cut an episode off, the value of its last observation is added to the returns; if it
-    terminated, nothing is.
+    For a bounded Box, the interval [-1, 1] of the Gaussian is scaled to the bounds. Actions beyond them are clipped for
+    the environment only, so log-probabilities are those of the drawn actions. If a limit cut an episode off, the value
+    of its last observation is added to the returns; if it terminated, nothing is.
 
     The arguments have Qlib's names and defaults.
     """
@@ -74,26 +72,23 @@ class PPO(TorchPolicy):
     ) -> None:
         """Make the actor-critic and the optimizer.
 
-        network: maps observations, as tensors in their structure, to features (n, d) for actor and
-            critic; None: two perceptrons 64-64. Images (uint8 Boxes of 0 to 255 with at least two
-            dimensions) are divided by 255 before it.
+        network: maps observations, as tensors in their structure, to features (n, d) for actor and critic; None: two
+            perceptrons 64-64. Images (uint8 Boxes of 0 to 255 with at least two dimensions) are divided by 255 before
+            it.
         lr, weight_decay: of the optimizer, Adam.
         discount_factor: the discount of rewards per step.
         max_grad_norm: longer gradients are scaled to this norm.
-        reward_normalization: let the critic learn returns divided by the running standard deviation
-            of all returns.
-        eps_clip: how far the probability ratio, and with `value_clip` a value, may move from where
-            it was.
+        reward_normalization: let the critic learn returns divided by the running standard deviation of all returns.
+        eps_clip: how far the probability ratio, and with `value_clip` a value, may move from where it was.
         vf_coef, ent_coef: the weights of the value loss and of the entropy in the loss.
         gae_lambda: lambda of the generalised advantage estimator.
         max_batch_size: the most observations whose values are computed at once.
         deterministic_eval: take the likeliest action when not exploring.
-        weight_file: a file of `torch.save` with the weights of a module, a policy or a trainer;
-            None: fresh weights.
+        weight_file: a file of `torch.save` with the weights of a module, a policy or a trainer; None: fresh weights.
         advantage_normalization: normalise the advantages of each minibatch.
         seed: the seed of the default network's weights and of all draws.
-        num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1
-            helps for large networks on the CPU.
+        num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1 helps for large
+            networks on the CPU.
         Raise ConfigError for an action space that is neither Discrete nor a floating Box.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
@@ -141,8 +136,8 @@ class PPO(TorchPolicy):
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
         """Return drawn actions, or the likeliest ones when not exploring.
 
-        The extras are `logp`, (n,), and `sample`, the draw before it is mapped to the action space.
-        Raise EngineError if a log-probability is not finite.
+        The extras are `logp`, (n,), and `sample`, the draw before it is mapped to the action space. Raise EngineError
+        if a log-probability is not finite.
         """
         with self._threads(), torch.inference_mode():
             outputs = self.module.policy(self._tensors(obs))
@@ -160,8 +155,8 @@ class PPO(TorchPolicy):
 
         batch_size: the samples of a minibatch; a remainder joins the last one.
         repeat: the passes over the collect, each in an order of its own.
-        Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names
-        the network, if a loss or gradient is not finite.
+        Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names the network, if a
+        loss or gradient is not finite.
         """
         if kwargs:
             raise ConfigError(f"PPO.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -173,11 +168,9 @@ class PPO(TorchPolicy):
             return self._update(buffer, batch_size, repeat)
 
     def _update(self, buffer: RolloutBuffer, batch_size: int, repeat: int) -> dict[str, float]:
-        """Pass `repeat` times over the buffer in shuffled minibatches. Return the means of the
-        metrics.
+        """Pass `repeat` times over the buffer in shuffled minibatches. Return the means of the metrics.
 
-        The metrics are summed on the device and read once at the end, because each read waits for
-        the device.
+        The metrics are summed on the device and read once at the end, because each read waits for the device.
         """
         obs = self._tensors(buffer.flat(buffer.obs))
         data, explained = self._targets(buffer, obs)
@@ -225,11 +218,10 @@ class PPO(TorchPolicy):
         return loss, metrics
 
     def _targets(self, buffer: RolloutBuffer, obs: Tensors) -> tuple[dict[str, Tensor], float]:
-        """Return the samples that losses are computed from, each (S, ...), and the explained
-        variance.
+        """Return the samples that losses are computed from, each (S, ...), and the explained variance.
 
-        They are sample, logp, advantages, returns and values. The running scale of the returns is
-        updated for the next collect; this one uses the scale before it.
+        They are sample, logp, advantages, returns and values. The running scale of the returns is updated for the next
+        collect; this one uses the scale before it.
         """
         rows, mask = buffer.n_rows, buffer.mask[: buffer.n_rows]
         scale = self._returns.scale if self._returns is not None else 1.0
@@ -307,13 +299,9 @@ class _Distribution(Protocol):
         """
         ...
 
-    def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, each (n,)."""
-        ...
+    def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def to_env(self, sample: Array) -> Array:
-        """Return samples as actions of the space."""
-        ...
+    def to_env(self, sample: Array) -> Array: ...
 
 
 class _Categorical:
@@ -391,7 +379,6 @@ def _distribution(space: Any) -> _Distribution:
 
 
 def _minibatches(n: int, batch_size: int) -> list[tuple[int, int]]:
-    """Return the bounds of the minibatches of n samples. A remainder joins the last."""
     starts = list(range(0, max(1, n - n % batch_size), batch_size))
     return [(start, start + batch_size if start != starts[-1] else n) for start in starts]
 

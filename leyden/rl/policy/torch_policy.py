@@ -1,13 +1,11 @@
-"""The base of policies with a torch module: module, optimizer, random generator, state, and weight
-files.
+"""The base of policies with a torch module: module, optimizer, random generator, state, and weight files.
 
-The base knows no algorithm. A subclass makes its module, passes it to `_set_module`, and takes
-optimizer steps with `_step`. A subclass with more state overrides `_more_state` and `_load_more`.
+The base knows no algorithm. A subclass makes its module, passes it to `_set_module`, and takes optimizer steps with
+`_step`. A subclass with more state overrides `_more_state` and `_load_more`.
 
-Torch uses several threads for one operation, which costs more than it gains for the small networks
-that simulators need (twice the CPU time for a small recurrent network). `act` and `update`
-therefore run on one thread unless `num_threads` says otherwise, and restore torch's process-wide
-setting afterwards.
+Torch uses several threads for one operation, which costs more than it gains for the small networks that simulators need
+(twice the CPU time for a small recurrent network). `act` and `update` therefore run on one thread unless `num_threads`
+says otherwise, and restore torch's process-wide setting afterwards.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class TorchPolicy(Policy):
         """Make the generator. The subclass then calls `_set_module`.
 
         seed: the seed of the generator that draws actions and minibatches.
-        num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own
-            setting.
+        num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own setting.
         """
         check_number("seed", seed, whole=True)
         check_number("num_threads", num_threads, at_least=1, whole=True, or_none="torch's own setting")
@@ -62,8 +59,7 @@ class TorchPolicy(Policy):
         """The number of optimizer steps so far."""
 
     def _set_module(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
-        """Set the policy's module: load its weights, flatten its parameters, and make the
-        optimizer.
+        """Set the policy's module: load its weights, flatten its parameters, and make the optimizer.
 
         Raise CheckpointError or ConfigError for a weight file that cannot be read or does not fit.
         """
@@ -121,9 +117,7 @@ class TorchPolicy(Policy):
             torch.set_num_threads(before)
 
     def _not_finite(self, obs: Batch) -> EngineError:
-        """Return an error that names the cause of an output that is not finite: observations or
-        weights.
-        """
+        """Return an error that names the cause of an output that is not finite: observations or weights."""
         for leaf in leaves(obs):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 rows = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)).tolist()
@@ -140,7 +134,6 @@ class TorchPolicy(Policy):
     # ---- state -----------------------------------------------------------------------------------
 
     def _more_state(self) -> dict[str, Any]:
-        """Return the entries that a subclass adds to `state_dict`."""
         return {}
 
     def _load_more(self, state: Mapping[str, Any]) -> None:
@@ -166,8 +159,8 @@ class TorchPolicy(Policy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore weights, optimizer, generator and counters exactly.
 
-        The learning rate is the constructor's, if it differs from the one that the saved run began
-        with. Raise CheckpointError, and change nothing, for a state that does not fit.
+        The learning rate is the constructor's, if it differs from the one that the saved run began with. Raise
+        CheckpointError, and change nothing, for a state that does not fit.
         """
         name = type(self).__name__
         if state.get("policy") != name or state.get("format") != _FORMAT:
@@ -225,8 +218,8 @@ def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> No
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Return the weights in a file that `torch.save` wrote, by name.
 
-    The file may hold the state of a module, a policy or a trainer. No code in it is run. Raise
-    CheckpointError if the file cannot be read or holds no weights.
+    The file may hold the state of a module, a policy or a trainer. No code in it is run. Raise CheckpointError if the
+    file cannot be read or holds no weights.
     """
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,9 +1,7 @@
-"""Training: vessels (a policy and how it is trained), the trainer, and two functions for the usual
-case.
+"""Training: vessels (a policy and how it is trained), the trainer, and two functions for the usual case.
 
-Nothing here knows an algorithm: policies learn, and the loop is that of `leyden.training`. To train in
-another way, subclass `TrainingVesselBase`. The callbacks that Qlib has in `qlib.rl.trainer` can be
-imported from here too.
+Nothing here knows an algorithm: policies learn, and the loop is that of `leyden.training`. To train in another way,
+subclass `TrainingVesselBase`. The callbacks that Qlib has in `qlib.rl.trainer` can be imported from here too.
 """
 
 from leyden._lib.extras import missing_extra

@@ -1,10 +1,9 @@
 """`Trainer`: trains a vessel by iterations of "collect, update, sometimes validate".
 
-A trainer is a `leyden.training.TrainLoop`, as for LLM agents. The loop owns the order of stages, hooks,
-counters, metrics and checkpoints. The trainer adds the environments and the metrics of episodes
-while they are collected. The environments are made for the first stage, live as long as the run,
-and get the seeds of each stage. The trainer knows no algorithm: the vessel decides what a stage
-does.
+A trainer is a `leyden.training.TrainLoop`, as for LLM agents. The loop owns the order of stages, hooks, counters,
+metrics and checkpoints. The trainer adds the environments and the metrics of episodes while they are collected. The
+environments are made for the first stage, live as long as the run, and get the seeds of each stage. The trainer knows
+no algorithm: the vessel decides what a stage does.
 """
 
 from __future__ import annotations
@@ -53,24 +52,22 @@ from leyden.training.train_loop import Flow, keyed
 class Trainer(TrainLoop):
     """Trains vessels; each `fit` is one run.
 
-    max_iters: iterations in all, including those before a resume; None: until a callback stops the
-        run.
-    val_every_n_iters: validate after every so many iterations. None, or more than `max_iters`:
-        once, after the last of them, if the vessel has `val_initial_states`; a run that is stopped
-        before does not come to it.
+    max_iters: iterations in all, including those before a resume; None: until a callback stops the run.
+    val_every_n_iters: validate after every so many iterations. None, or more than `max_iters`: once, after the last of
+        them, if the vessel has `val_initial_states`; a run that is stopped before does not come to it.
     loggers: writers of metrics; each takes the rows of stages, episodes or steps.
     callbacks: called between the stages, with the trainer and the vessel.
-    finite_env_type: where the simulators run: "dummy" (in this thread), "thread" (in threads),
-        "subproc" (in processes) or "shmem" (in processes, with observations in shared memory).
+    finite_env_type: where the simulators run: "dummy" (in this thread), "thread" (in threads), "subproc" (in processes)
+        or "shmem" (in processes, with observations in shared memory).
     concurrency: the number of simulators that run at once.
-    fast_dev_run: use only this many initial states in every stage, for a quick test that everything
-        fits together; None: all.
+    fast_dev_run: use only this many initial states in every stage, for a quick test that everything fits together;
+        None: all.
     env_options: further options of `vectorize_env`.
-    run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`,
-        `failures.jsonl` and `run.log`; `leyden.training.runs.open_run` reads it. None: nothing is recorded.
+    run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`, `failures.jsonl` and
+        `run.log`; `leyden.training.runs.open_run` reads it. None: nothing is recorded.
 
-    `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up
-    to date while episodes are collected.
+    `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up to date while
+    episodes are collected.
     """
 
     uses_val_initial_states: ClassVar[bool] = True
@@ -155,7 +152,6 @@ class Trainer(TrainLoop):
         return keyed(self.loggers)
 
     def _min_loglevel(self) -> LogLevel:
-        """Return the lowest level of all writers. Environments drop values below it."""
         return min((writer.loglevel for writer in self.loggers), default=LogLevel.PERIODIC)
 
     # ---- runs ------------------------------------------------------------------------------------
@@ -170,15 +166,15 @@ class Trainer(TrainLoop):
         """Train a vessel from the beginning, from a checkpoint, or from a state that was loaded.
 
         The first Ctrl-C ends the run after the current stage and keeps it.
-        ckpt_path: a checkpoint's directory, a directory of checkpoints (for its newest intact one),
-            a `.pth` file of `Checkpoint`, or the value of `Checkpoint.latest()`. None: begin anew,
-            or from the state of `load_state_dict`.
-        resume: continue the run in `run_dir`, from `ckpt_path` or else from the newest checkpoint
-            in its `checkpoints/`, if there is one. Recorded metrics after it are removed. Another
-            class of policy raises ConfigError; other differences are logged.
-        Raise CheckpointError for a checkpoint that is damaged or of another vessel, and ConfigError
-        for a stage that the vessel lacks, both before anything has begun. Raise ConfigError for a
-        `run_dir` that holds a run already, unless `resume` is true.
+        ckpt_path: a checkpoint's directory, a directory of checkpoints (for its newest intact one), a `.pth` file of
+            `Checkpoint`, or the value of `Checkpoint.latest()`. None: begin anew, or from the state of
+            `load_state_dict`.
+        resume: continue the run in `run_dir`, from `ckpt_path` or else from the newest checkpoint in its
+            `checkpoints/`, if there is one. Recorded metrics after it are removed. Another class of policy raises
+            ConfigError; other differences are logged.
+        Raise CheckpointError for a checkpoint that is damaged or of another vessel, and ConfigError for a stage that
+        the vessel lacks, both before anything has begun. Raise ConfigError for a `run_dir` that holds a run already,
+        unless `resume` is true.
         """
         exit_if_starting()
         if self._started_at is not None:
@@ -252,9 +248,7 @@ class Trainer(TrainLoop):
         return folder
 
     def _run_config(self, vessel: TrainingVesselBase[Any]) -> dict[str, Any]:
-        """Return the configuration of a fit for `run.json`: policy, options, data,
-        seed, program.
-        """
+        """Return the configuration of a fit for `run.json`: policy, options, data, seed, program."""
         states = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}
         options = {
             "max_iters": self.max_iters,
@@ -276,9 +270,9 @@ class Trainer(TrainLoop):
     def test(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, MetricValue]:
         """Run every initial state of the test once. Return the metrics, by names without a prefix.
 
-        The writers continue the record of this trainer's fit, if there was one. `metrics` then has
-        the metrics of the test. A hook of a fit may call this method too; then `metrics` and
-        `current_stage` are those of the fit again afterwards.
+        The writers continue the record of this trainer's fit, if there was one. `metrics` then has the metrics of the
+        test. A hook of a fit may call this method too; then `metrics` and `current_stage` are those of the fit again
+        afterwards.
         Raise ConfigError if the vessel has no test.
         """
         exit_if_starting()
@@ -362,8 +356,7 @@ class Trainer(TrainLoop):
     def _draw_worker_seeds(self) -> None:
         """Draw the seeds of the workers' generators, unless `env_options` has a seed.
 
-        The draw changes NumPy's global state, so it comes before a checkpoint's states are
-        restored.
+        The draw changes NumPy's global state, so it comes before a checkpoint's states are restored.
         """
         if "seed" not in self.env_options and accepts(env_kind(self.finite_env_type), "seed"):
             self._worker_seeds = WorkerSeeds.draw()
@@ -393,10 +386,10 @@ class Trainer(TrainLoop):
         make_seeds: Callable[[], Seeds],
         run: Callable[[FiniteVectorEnv], object],
     ) -> Mapping[str, MetricValue]:
-        """Run one stage over its seeds. Return the metrics of its episodes and of the vessel, and
-        the run's totals.
+        """Run one stage over its seeds. Return the metrics of its episodes and of the vessel, and the run's totals.
 
-        make_seeds: returns the initial states. run: the vessel's method.
+        make_seeds: returns the initial states.
+        run: the vessel's method.
         """
         vessel.iteration = self._iteration()
         self._buffer.clear()
@@ -452,9 +445,8 @@ class Trainer(TrainLoop):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `state_dict`, in this trainer or another one.
 
-        The next `fit` without a checkpoint continues from it. A trainer that has no vessel yet
-        restores the vessel's state when it gets one. `should_stop` is restored too, although a fit
-        always begins with False.
+        The next `fit` without a checkpoint continues from it. A trainer that has no vessel yet restores the vessel's
+        state when it gets one. `should_stop` is restored too, although a fit always begins with False.
         """
         self.load_run_state(dict(state))
         self.should_stop = bool(state["should_stop"])
@@ -475,9 +467,7 @@ class Trainer(TrainLoop):
 
 
 def _describe_states(states: Any) -> dict[str, Any] | None:
-    """Return the length and a digest of initial states; None if they have no length,
-    as a generator.
-    """
+    """Return the length and a digest of initial states; None if they have no length, as a generator."""
     has_items = hasattr(states, "__len__") and hasattr(states, "__getitem__")
     return describe_dataset(states) if has_items else None
 
@@ -490,9 +480,7 @@ def _environment(
     aux_info: Any,
     min_loglevel: LogLevel,
 ) -> EnvWrapper[Any, Any, Any, Any, Any]:
-    """Return one environment. Its interpreters and reward are copies, because each refers to its
-    environment.
-    """
+    """Return one environment. Its interpreters and reward are copies, because each refers to its environment."""
     own = map(_copy, (state_interpreter, action_interpreter, reward, aux_info))
     state_interpreter, action_interpreter, reward, aux_info = own
     return EnvWrapper(

@@ -1,9 +1,9 @@
 """Vessels: a policy with its simulator, interpreters and reward, and how it is trained.
 
-`TrainingVesselBase` says which methods a trainer calls. `TrainingVessel` serves most needs: it
-collects episodes, then updates the policy. A vessel knows neither processes nor checkpoints: the
-trainer gives it an `Iteration` and a `FiniteVectorEnv` over its seeds, and saves its state. To
-train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
+`TrainingVesselBase` says which methods a trainer calls. `TrainingVessel` serves most needs: it collects episodes, then
+updates the policy. A vessel knows neither processes nor checkpoints: the trainer gives it an `Iteration` and a
+`FiniteVectorEnv` over its seeds, and saves its state. To train in another way, subclass `TrainingVesselBase` and write
+the seed iterators and `train`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,12 @@ _STAGES: Final[Mapping[Stage, tuple[str, str, str]]] = {
     "val": ("val_seed_iterator", "validate", "val_initial_states"),
     "test": ("test_seed_iterator", "test", "test_initial_states"),
 }
-"""For each stage, the method that returns its seeds, the method that runs it, and the argument of
-`TrainingVessel` with its initial states.
+"""For each stage, the method that returns its seeds, the method that runs it, and the argument of `TrainingVessel` with
+its initial states.
 """
 
 Seeds: TypeAlias = "SeedsLike | AbstractContextManager[SeedsLike]"
-"""The initial states of a stage: a `SeedPlan`, a `DataQueue` (entered while it is used), or any
-iterable.
-"""
+"""The initial states of a stage: a `SeedPlan`, a `DataQueue` (entered while it is used), or any iterable."""
 
 
 class SeedIteratorNotAvailable(ConfigError):
@@ -127,8 +125,7 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
     def require_stage(self, stage: Stage) -> None:
         """Raise ConfigError unless the vessel can run this stage. Called before anything has begun.
 
-        Raise SeedIteratorNotAvailable, which is a ConfigError, if the vessel has no initial states
-        for the stage.
+        Raise SeedIteratorNotAvailable, which is a ConfigError, if the vessel has no initial states for the stage.
         """
         seeds, run, _ = _STAGES[stage]
         if _is_method_of(TrainingVesselBase, self, seeds):
@@ -196,8 +193,7 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
             self.log(name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next stage depends on: containers, numbers, texts, arrays and
-        tensors.
+        """Return all state that the next stage depends on: containers, numbers, texts, arrays and tensors.
 
         A subclass with more state extends this method and `load_state_dict`.
         """
@@ -209,21 +205,19 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
 
 
 def _is_method_of(cls: type, vessel: TrainingVesselBase[Any], name: str) -> bool:
-    """Return whether the vessel's method is that of `cls`, and not overridden."""
     return getattr(getattr(vessel, name), "__func__", None) is getattr(cls, name)
 
 
 class TrainingVessel(TrainingVesselBase[InitialStateType]):
     """A policy with its simulator, interpreters and reward, trained on initial states.
 
-    Each training stage collects `episode_per_iter` episodes and updates the policy once. Validation
-    and test run each of their initial states once.
+    Each training stage collects `episode_per_iter` episodes and updates the policy once. Validation and test run each
+    of their initial states once.
 
-    train_initial_states, val_initial_states, test_initial_states: data sets with a length and items
-        by index; None: the stage is not available. Training states are shuffled anew in each pass,
-        and each training stage continues where the last one ended. The others are taken in order.
-    buffer_size: the transitions that the policy's buffer holds; None: PPO's grows with the collect,
-        DQN's holds 20,000.
+    train_initial_states, val_initial_states, test_initial_states: data sets with a length and items by index; None: the
+        stage is not available. Training states are shuffled anew in each pass, and each training stage continues where
+        the last one ended. The others are taken in order.
+    buffer_size: the transitions that the policy's buffer holds; None: PPO's grows with the collect, DQN's holds 20,000.
     episode_per_iter: the episodes of each training stage.
     update_kwargs: arguments of `policy.update`.
     seed: the seed of the shuffling.

@@ -1,5 +1,5 @@
-"""Learn in production: train on recorded requests, check the candidate, serve it to a share of the
-users (a canary), and promote it or roll it back.
+"""Learn in production: train on recorded requests, check the candidate, serve it to a share of the users (a canary),
+and promote it or roll it back.
 
 - `decision_metrics`: the metrics by which a canary is judged.
 - `order`: puts requests into the order in which they were assigned.
@@ -12,8 +12,7 @@ users (a canary), and promote it or roll it back.
 - `gate`: the offline check of a candidate.
 - `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 
-The tests behind the verdict are in `leyden.statistics`; docs/releases.md has the
-mathematics.
+The tests behind the verdict are in `leyden.statistics`; docs/releases.md has the mathematics.
 """
 
 from leyden.serving.continual.decision_metrics import COST, FAILURE, LATENCY, REWARD, Bounded, Exceeds, Metric, Ranked

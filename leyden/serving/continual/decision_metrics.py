@@ -1,7 +1,7 @@
 """The metrics by which a canary is judged, as numbers in [0, 1] of which more is better.
 
-A `Metric` defines the range of its values, which direction is better, and what a promotion requires
-of it. The module knows neither requests nor statistical tests.
+A `Metric` defines the range of its values, which direction is better, and what a promotion requires of it. The module
+knows neither requests nor statistical tests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from leyden.statistics import RankHistory, observe_rank
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """The scale of a metric with a known range, such as rewards, or 0 and 1 for failures. The test
-    compares the means of both arms.
+    """The scale of a metric with a known range, such as rewards, or 0 and 1 for failures. The test compares the means
+    of both arms.
 
     low, high: the range. A value outside of it counts as the nearer end.
     """
@@ -33,8 +33,8 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Exceeds:
-    """The scale of a metric without an upper bound that has a limit, such as a latency objective.
-    The test compares the shares of requests above the limit in both arms.
+    """The scale of a metric without an upper bound that has a limit, such as a latency objective. The test compares the
+    shares of requests above the limit in both arms.
 
     limit: values above it exceed it.
     """
@@ -47,8 +47,8 @@ class Exceeds:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The scale of a metric without an upper bound and without a limit, such as cost. The test
-    compares the mean ranks of both arms' values among all earlier values.
+    """The scale of a metric without an upper bound and without a limit, such as cost. The test compares the mean ranks
+    of both arms' values among all earlier values.
     """
 
 
@@ -65,12 +65,12 @@ class Metric:
     name: the key of its values in `RequestOutcome.values`.
     better: the direction of improvement.
     scale: how values become numbers in [0, 1].
-    promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has
-        not worsened by `tolerance` or more. None: nothing; the metric can only cause a rollback.
-    tolerance: how much worse `not_worse` allows the canary to be, in (0, 1): a part of the range, a
-        share of the requests (`Exceeds`), or a part of the ranks.
-    weight: the part of the rollback error that this metric receives, relative to the other metrics.
-        A metric with twice the weight of another one needs half as much evidence.
+    promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has not worsened by
+        `tolerance` or more. None: nothing; the metric can only cause a rollback.
+    tolerance: how much worse `not_worse` allows the canary to be, in (0, 1): a part of the range, a share of the
+        requests (`Exceeds`), or a part of the ranks.
+    weight: the part of the rollback error that this metric receives, relative to the other metrics. A metric with twice
+        the weight of another one needs half as much evidence.
     """
 
     name: str
@@ -98,14 +98,12 @@ class Metric:
 
     @property
     def margin(self) -> float:
-        """The margin of the null hypothesis that a promotion has to reject: minus the tolerance; 0
-        for `better`.
-        """
+        """The margin of the null hypothesis that a promotion has to reject: minus the tolerance; 0 for `better`."""
         return -(self.tolerance or 0.0)
 
     def scaled(self, value: float, ranks: RankHistory) -> tuple[float, RankHistory]:
-        """Return the value scaled to [0, 1], where larger is better, and the history of ranks with
-        it. Raise ConfigError for NaN.
+        """Return the value scaled to [0, 1], where larger is better, and the history of ranks with it. Raise
+        ConfigError for NaN.
 
         ranks: the history of the metric's values so far, which only `Ranked` uses.
         """
@@ -122,8 +120,8 @@ class Metric:
 
 
 REWARD = Metric("reward", promotion="better", weight=3.0)
-"""Rewards in [0, 1]; a promotion requires an improvement. Together with `FAILURE`, `LATENCY` and
-`COST` it has half of the weight."""
+"""Rewards in [0, 1]; a promotion requires an improvement. Together with `FAILURE`, `LATENCY` and `COST` it has half of
+the weight."""
 FAILURE = Metric("failure", better="lower")
 """1 for a failed request, else 0."""
 LATENCY = Metric("latency", better="lower", scale=Ranked())

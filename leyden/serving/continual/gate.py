@@ -1,5 +1,5 @@
-"""The offline check of a candidate: production and candidate run the same tasks, and the
-differences must stay within limits.
+"""The offline check of a candidate: production and candidate run the same tasks, and the differences must stay within
+limits.
 
 `check` is a pure function of a `Measurement`. This module knows no store; `jobs` measures.
 """
@@ -46,23 +46,19 @@ class Measurement(BaseModel):
 class GateSettings:
     """Requirements that a candidate must meet on held-out tasks before any user gets it.
 
-    The canary proves that a candidate is better; the gate refuses one that is clearly not worth
-    trying.
+    The canary proves that a candidate is better; the gate refuses one that is clearly not worth trying.
 
-    tasks: the tasks to measure on; None: the held-out inputs of recorded requests
-        (`DataSettings.held_out`).
+    tasks: the tasks to measure on; None: the held-out inputs of recorded requests (`DataSettings.held_out`).
     n_tasks: the most tasks to measure on.
     min_tasks: with fewer tasks no cycle begins, because its candidate could not be checked.
     replicas: how often each version runs each task.
-    min_gain: the least difference of the mean rewards, paired by task. A failed run counts as 0.
-        None: rewards are not compared, for agents that give none.
-    sure: whether the difference must be proven on these tasks (95 % interval above 0, and a sign
-        test).
+    min_gain: the least difference of the mean rewards, paired by task. A failed run counts as 0. None: rewards are not
+        compared, for agents that give none.
+    sure: whether the difference must be proven on these tasks (95 % interval above 0, and a sign test).
     max_more_failures: how much higher the share of failed runs may be.
-    max_slowdown, max_cost_rise: the largest ratio of the mean durations and of the mean costs, over
-        the tasks that both versions have done; None: no limit. A slowdown counts only if it is
-        proven, as with `sure`, because a slow moment of the machine is no slowdown. A cost that was
-        not recorded is not compared.
+    max_slowdown, max_cost_rise: the largest ratio of the mean durations and of the mean costs, over the tasks that both
+        versions have done; None: no limit. A slowdown counts only if it is proven, as with `sure`, because a slow
+        moment of the machine is no slowdown. A cost that was not recorded is not compared.
     """
 
     tasks: Sequence[Any] | None = None
@@ -97,8 +93,8 @@ class GateReport:
 
 
 def check(settings: GateSettings, measured: Measurement) -> GateReport:
-    """Return whether a candidate passes. The reason is the first limit that it misses, or else the
-    difference of the rewards.
+    """Return whether a candidate passes. The reason is the first limit that it misses, or else the difference of the
+    rewards.
     """
     old, new = measured.production, measured.candidate
     tasks = len({outcome.task for outcome in new})
@@ -134,8 +130,8 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
 def _gain(
     settings: GateSettings, least: float, before: Rewards, after: Rewards
 ) -> tuple[str | None, str, dict[str, float]]:
-    """Compare the rewards. Return the fault, or None if the difference suffices; the difference as
-    text; and its numbers.
+    """Compare the rewards. Return the fault, or None if the difference suffices; the difference as text; and its
+    numbers.
 
     least: the least difference of the mean rewards.
     """
@@ -162,7 +158,6 @@ def _rewards(outcomes: Sequence[TaskOutcome]) -> Rewards:
 
 
 def _failures(outcomes: Sequence[TaskOutcome]) -> float:
-    """Return the share of the runs that failed."""
     return sum(outcome.failed for outcome in outcomes) / max(1, len(outcomes))
 
 

@@ -1,8 +1,7 @@
-"""The verdict on a canary: pure functions from outcomes of requests to *continue*, *promote* or
-*roll back*.
+"""The verdict on a canary: pure functions from outcomes of requests to *continue*, *promote* or *roll back*.
 
-Every guarded metric has an e-process against "the canary is not worse", and one against the
-hypothesis that a promotion has to disprove (`leyden.statistics`).
+Every guarded metric has an e-process against "the canary is not worse", and one against the hypothesis that a promotion
+has to disprove (`leyden.statistics`).
 
 - Roll back when the weighted mean of the first kind over all metrics reaches 1 / rollback_error.
   The mean of e-processes is one, so a canary that is worse in nothing is rolled back with at
@@ -15,8 +14,8 @@ hypothesis that a promotion has to disprove (`leyden.statistics`).
 - Another test checks whether the canary has the share of the requests that the comparison assumes.
   Its alarm blocks a promotion, too, because the comparison is exact for the true share only.
 
-Outcomes must be observed in the order of the requests (`RequestOrder`), not of their feedback. This
-module knows no store and no clock.
+Outcomes must be observed in the order of the requests (`RequestOrder`), not of their feedback. This module knows no
+store and no clock.
 """
 
 from __future__ import annotations
@@ -75,11 +74,9 @@ class MetricState:
     """The evidence so far on one metric of a release."""
 
     worse: Evidence = _NONE
-    """Evidence against "the canary is not worse". Its arm means are those of 1 - the scaled
-    value."""
+    """Evidence against "the canary is not worse". Its arm means are those of 1 - the scaled value."""
     required: Evidence = _NONE
-    """Evidence against the hypothesis that a promotion has to disprove. Its arm means are those of
-    the scaled value."""
+    """Evidence against the hypothesis that a promotion has to disprove. Its arm means are those of the scaled value."""
     missing_more: Evidence = _NONE
     """Evidence against "the canary's values are not missing more often"."""
     missing_less: Evidence = _NONE
@@ -106,8 +103,8 @@ class GuardState:
 
 @dataclass(frozen=True, slots=True)
 class MetricReport:
-    """A summary of one metric for people. Means are on the metric's scale in [0, 1], where more is
-    better, and None without values.
+    """A summary of one metric for people. Means are on the metric's scale in [0, 1], where more is better, and None
+    without values.
     """
 
     name: str
@@ -120,8 +117,8 @@ class MetricReport:
     worse_p: float
     """The anytime-valid p-value of "the canary is not worse"."""
     required_p: float | None
-    """The anytime-valid p-value of the hypothesis that a promotion has to disprove; None if the
-    metric is not required for one."""
+    """The anytime-valid p-value of the hypothesis that a promotion has to disprove; None if the metric is not required
+    for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +163,8 @@ def observe(settings: GuardSettings, state: GuardState, outcome: RequestOutcome)
 
 
 def decide(settings: GuardSettings, state: GuardState) -> Verdict:
-    """Return the verdict on all requests so far. A rollback has priority over a promotion, and an
-    alarm turns a promotion into "continue".
+    """Return the verdict on all requests so far. A rollback has priority over a promotion, and an alarm turns a
+    promotion into "continue".
     """
     missing_alarm = state.missing_peak >= -math.log(settings.missing_error)
     share_alarm = state.share.peak >= -math.log(settings.share_error)
@@ -185,8 +182,8 @@ def decide(settings: GuardSettings, state: GuardState) -> Verdict:
 def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[MetricReport]) -> tuple[Decision, str]:
     """Return the decision without regard to the alarms, and its reason. Rolling back has priority.
 
-    A test's peak is the largest log wealth so far. By Ville's inequality it reaches -log(error)
-    with at most the probability `error` if the hypothesis is true.
+    A test's peak is the largest log wealth so far. By Ville's inequality it reaches -log(error) with at most the
+    probability `error` if the hypothesis is true.
     """
     if state.worse_peak >= -math.log(settings.rollback_error):
         worst = min(reports, key=lambda report: report.worse_p)
@@ -203,8 +200,8 @@ def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[Metr
 
 
 def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome) -> MetricState:
-    """Return the metric's state after one request. A missing value is evidence by itself: its rate
-    is compared between the arms.
+    """Return the metric's state after one request. A missing value is evidence by itself: its rate is compared between
+    the arms.
     """
     value = outcome.values.get(metric.name)
     canary, share = outcome.canary, outcome.share
@@ -229,8 +226,8 @@ def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome)
 def _observe_missing(evidence: Evidence, canary: bool, value: float, share: float, *, bets: bool) -> Evidence:
     """Return the evidence after one request.
 
-    value: 1 or 0, whether the request's value is missing, or is there. bets: whether a value was
-        missing in an earlier request; until then only the totals are counted.
+    value: 1 or 0, whether the request's value is missing, or is there.
+    bets: whether a value was missing in an earlier request; until then only the totals are counted.
     """
     if bets:
         return observe_difference(evidence, treated=canary, value=value, share=share)
@@ -240,8 +237,8 @@ def _observe_missing(evidence: Evidence, canary: bool, value: float, share: floa
 
 
 def _report(metric: Metric, state: MetricState) -> MetricReport:
-    """Return a metric's means in both arms and its p-values. Each is exp(-peak of the test's log
-    wealth), valid at any time, and at most 1.
+    """Return a metric's means in both arms and its p-values. Each is exp(-peak of the test's log wealth), valid at any
+    time, and at most 1.
     """
     return MetricReport(
         name=metric.name,

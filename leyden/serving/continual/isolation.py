@@ -1,8 +1,7 @@
 """Run work beside production: in a process of its own, with a lower priority, within limits.
 
-The process writes its result to a file as its last act, so a result is complete or absent, and
-survives the process that waits for it. This module knows neither stores nor algorithms; the `Job`
-does.
+The process writes its result to a file as its last act, so a result is complete or absent, and survives the process
+that waits for it. This module knows neither stores nor algorithms; the `Job` does.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _LAST_LINES: Final = 5
 _LAST_BYTES: Final = 4096
 """The part of the log that is read for them."""
 _RESERVE_BYTES: Final = 16 * 2**20
-"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They
-are not resident, because nothing is written to them."""
+"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They are not resident,
+because nothing is written to them."""
 _HARD_SECONDS: Final = 10
 """Seconds of CPU time that a process beyond its limit gets to exit, before the kernel kills it."""
 _COST_SECONDS: Final = 0.5
@@ -60,18 +59,15 @@ _COST_SECONDS: Final = 0.5
 class Limits:
     """Limits on the resources of one piece of work in a cycle (training, a check).
 
-    nice: how much lower the process's priority is, from 0 to 19. At 19 a busy process of priority 0
-        on the same CPU gets about 70 times as much CPU time; idle CPU time is used in full.
-    cpus: how many CPUs the process may use; None: all but one, which is left to requests. That is
-        also faster for threads that wait for each other, because no request interrupts them.
-    cpu_seconds: the CPU time of the process (`RLIMIT_CPU`). Each process that it starts may use as
-        much.
-    memory_bytes: the memory that the process may allocate (`RLIMIT_DATA`), and each process that it
-        starts.
+    nice: how much lower the process's priority is, from 0 to 19. At 19 a busy process of priority 0 on the same CPU
+        gets about 70 times as much CPU time; idle CPU time is used in full.
+    cpus: how many CPUs the process may use; None: all but one, which is left to requests. That is also faster for
+        threads that wait for each other, because no request interrupts them.
+    cpu_seconds: the CPU time of the process (`RLIMIT_CPU`). Each process that it starts may use as much.
+    memory_bytes: the memory that the process may allocate (`RLIMIT_DATA`), and each process that it starts.
     seconds: wall-clock time, over all restarts. It becomes the deadline of the cycle.
-    cost: the cost of a cycle's model calls that a gateway records (`Trainer(llm_proxy=...)`), in
-        the unit of `UpstreamModel.price_per_million`. Calls under way when the limit is reached may
-        exceed it.
+    cost: the cost of a cycle's model calls that a gateway records (`Trainer(llm_proxy=...)`), in the unit of
+        `UpstreamModel.price_per_million`. Calls under way when the limit is reached may exceed it.
     None: no limit.
     """
 
@@ -95,14 +91,14 @@ class Job(Protocol):
     """Picklable work whose result is JSON, and not None."""
 
     async def run(self) -> Any:
-        """Do the work, in the child process, and return the result. A job that is started again
-        continues from the state in its folder.
+        """Do the work, in the child process, and return the result. A job that is started again continues from the
+        state in its folder.
         """
         ...
 
     async def cost(self) -> float:
-        """Return the cost of the job's model calls so far, including those of earlier processes.
-        Called while the job runs.
+        """Return the cost of the job's model calls so far, including those of earlier processes. Called while the job
+        runs.
         """
         ...
 
@@ -116,16 +112,16 @@ async def run_isolated(
     cost_left: float | None,
     go_on: Callable[[], Coroutine[Any, Any, bool]],
 ) -> Any:
-    """Run a job in a process of its own, and return its result, or None if `go_on` has returned
-    False. Cancelling this call kills the process.
+    """Run a job in a process of its own, and return its result, or None if `go_on` has returned False. Cancelling this
+    call kills the process.
 
-    folder: where the result is written as NAME-result.json, and the process's output as NAME.log. A
-        result that is there already is returned at once.
+    folder: where the result is written as NAME-result.json, and the process's output as NAME.log. A result that is
+        there already is returned at once.
     cost_left: the cost that the job's model calls may have; None: any.
-    go_on: called again and again while the job runs. It sleeps as long as it wants between two
-        checks, and returns whether the job may continue.
-    Raise ChildDied, with the error or the last lines of the log, if the process fails, dies or
-    exceeds a limit. Raise ConfigError if this program cannot start such a process.
+    go_on: called again and again while the job runs. It sleeps as long as it wants between two checks, and returns
+        whether the job may continue.
+    Raise ChildDied, with the error or the last lines of the log, if the process fails, dies or exceeds a limit. Raise
+    ConfigError if this program cannot start such a process.
     """
     result, log = folder / f"{name}{_RESULT}", folder / f"{name}.log"
     if (found := _read(result)) is not None:
@@ -178,9 +174,7 @@ def _read(result: Path) -> dict[str, Any] | None:
 
 
 def _last_words(code: int, limits: Limits, log: Path) -> str:
-    """Return a phrase that says how the child ended (its exit code or signal), with the last lines
-    of its log.
-    """
+    """Return a phrase that says how the child ended (its exit code or signal), with the last lines of its log."""
     said = describe_exit(code)
     if code == -signal.SIGKILL and limits.memory_bytes is None:
         said += " (out of memory, for example; memory_bytes= gives it a limit of its own)"
@@ -195,8 +189,8 @@ def _last_words(code: int, limits: Limits, log: Path) -> str:
 
 
 def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits, cost_left: float | None) -> None:
-    """Run the job, and end the process without returning, so that threads that agents left behind
-    do not delay its end.
+    """Run the job, and end the process without returning, so that threads that agents left behind do not delay its
+    end.
     """
     code, reserve = 1, bytearray(0)
     try:
@@ -221,8 +215,8 @@ def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits
 
 
 async def _within_cost(job: Job, cost_left: float | None) -> Any:
-    """Run a job, and return its result and cost. Cancel it and raise BudgetExceeded when its cost
-    exceeds `cost_left`.
+    """Run a job, and return its result and cost. Cancel it and raise BudgetExceeded when its cost exceeds
+    `cost_left`.
     """
     running = asyncio.ensure_future(job.run())
     while not running.done():
@@ -238,8 +232,8 @@ async def _within_cost(job: Job, cost_left: float | None) -> Any:
 def _apply(limits: Limits, parent: Parent) -> None:
     """Apply the limits to this child process: priority, CPUs, memory and CPU time.
 
-    The CPUs are the last ones of the parent's, so that the first stays free for requests. Beyond
-    `cpu_seconds`, the process reports the reason to the parent and exits.
+    The CPUs are the last ones of the parent's, so that the first stays free for requests. Beyond `cpu_seconds`, the
+    process reports the reason to the parent and exits.
     """
     _lower_priority(limits.nice)
     if sys.platform == "linux":
@@ -261,11 +255,10 @@ def _apply(limits: Limits, parent: Parent) -> None:
 
 
 def _lower_priority(nice: int) -> None:
-    """Lower the priority of this process, and of those that it starts, against all others of the
-    machine.
+    """Lower the priority of this process, and of those that it starts, against all others of the machine.
 
-    Linux may divide the CPU time among sessions first (autogroups), and `nice` then counts only
-    within a session. So this process begins a session, which gets the same priority.
+    Linux may divide the CPU time among sessions first (autogroups), and `nice` then counts only within a session. So
+    this process begins a session, which gets the same priority.
     """
     os.nice(nice)
     with contextlib.suppress(OSError):  # no autogroups, or it leads a session already
@@ -274,7 +267,6 @@ def _lower_priority(nice: int) -> None:
 
 
 def _write_to(log: Path) -> None:
-    """Redirect standard output and standard error of this process to its log."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

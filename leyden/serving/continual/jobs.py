@@ -1,9 +1,7 @@
-"""The work of a cycle, as jobs for a process of their own: train a candidate, and measure two
-versions.
+"""The work of a cycle, as jobs for a process of their own: train a candidate, and measure two versions.
 
-A job runs a `Trainer`, with a run folder and a store of its own inside the cycle's folder. So it
-never writes to production's store, can be watched like any run (`leyden show`), and continues after
-a crash.
+A job runs a `Trainer`, with a run folder and a store of its own inside the cycle's folder. So it never writes to
+production's store, can be watched like any run (`leyden show`), and continues after a crash.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ from leyden.types import (
 
 RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)
 Choose = Callable[[RunSummary, NamedResources], NamedResources | None]
-"""A function of a finished run's summary and the resources in production. It returns the
-candidate's resources, or None if there is nothing to try."""
+"""A function of a finished run's summary and the resources in production. It returns the candidate's resources, or None
+if there is nothing to try."""
 RESERVED: Final = frozenset({"algorithm", "store", "run_dir", "initial_resources", "dev"})
 """Options of `Trainer` that a job sets itself."""
 
@@ -60,9 +58,7 @@ class _TrainerJob:
     """The last known cost, which `cost` returns while the run's store does not answer."""
 
     async def cost(self) -> float:
-        """Return the cost of the run's model calls, as it was when the run's store last
-        answered.
-        """
+        """Return the cost of the run's model calls, as it was when the run's store last answered."""
         store = None if self._trainer is None else self._trainer.store
         if store is not None:
             with contextlib.suppress(StoreError):
@@ -73,9 +69,8 @@ class _TrainerJob:
     async def _fit(self, algorithm: Any, resources: NamedResources, train: Any, validation: Any = None) -> RunSummary:
         """Run an algorithm, and return the summary of the finished run.
 
-        A run that an earlier process began is continued if its algorithm is resumable; otherwise
-        its folder is deleted, and it begins anew. Raise BudgetExceeded if the budget ended it
-        early.
+        A run that an earlier process began is continued if its algorithm is resumable; otherwise its folder is deleted,
+        and it begins anew. Raise BudgetExceeded if the budget ended it early.
         """
         options: dict[str, Any] = {"progress": False, **self.options}
         trainer = Trainer(algorithm=algorithm, initial_resources=resources, run_dir=self.folder, **options)
@@ -96,8 +91,8 @@ class _TrainerJob:
 
 @dataclass
 class TrainJob(_TrainerJob):
-    """Trains a candidate on recorded requests. The result is {"candidate": its resources as JSON,
-    or None if there is nothing to try}.
+    """Trains a candidate on recorded requests. The result is {"candidate": its resources as JSON, or None if there is
+    nothing to try}.
     """
 
     algorithm: Any
@@ -106,9 +101,7 @@ class TrainJob(_TrainerJob):
     choose: Choose | None = None
 
     async def run(self) -> Any:
-        """Train, and return the candidate's resources as JSON under "candidate"; None if there is
-        nothing to try.
-        """
+        """Train, and return the candidate's resources as JSON under "candidate"; None if there is nothing to try."""
         # Without models among the resources, the algorithm gives agents the gateway's, which
         # records the calls and their cost.
         initial = _without_models(self.production) if "llm_proxy" in self.options else self.production
@@ -121,11 +114,11 @@ class TrainJob(_TrainerJob):
         return {"candidate": None if candidate is None else RESOURCES.dump_python(candidate, mode="json")}
 
     async def _candidate(self, result: Any) -> NamedResources | None:
-        """Return production's resources, replaced where the algorithm has returned new ones; None
-        if it has returned None. Raise ConfigError for any other result.
+        """Return production's resources, replaced where the algorithm has returned new ones; None if it has returned
+        None. Raise ConfigError for any other result.
 
-        A model is only taken from a mapping that the algorithm returned, because the addresses of
-        models in the run's store end with the run.
+        A model is only taken from a mapping that the algorithm returned, because the addresses of models in the run's
+        store end with the run.
         """
         if result is None:
             return None
@@ -166,8 +159,8 @@ class MeasureJob(_TrainerJob):
 
 
 class _Measure(Algorithm):
-    """Runs each task with both versions, which take turns at being the first, so that a slow minute
-    of the machine, or the place in the queue, slows both alike.
+    """Runs each task with both versions, which take turns at being the first, so that a slow minute of the machine, or
+    the place in the queue, slows both alike.
     """
 
     run_kind = "eval"
@@ -205,8 +198,8 @@ class _Measure(Algorithm):
         return Measurement(production=found["production"], candidate=found["candidate"])
 
     async def _served(self, resources: NamedResources) -> NamedResources:
-        """Return the resources with the gateway's address in their models, so that calls and their
-        cost are recorded; the resources themselves without a gateway.
+        """Return the resources with the gateway's address in their models, so that calls and their cost are recorded;
+        the resources themselves without a gateway.
         """
         proxy = self.get_llm_proxy()
         if proxy is None:
@@ -222,9 +215,7 @@ class _Measure(Algorithm):
 
 
 def _outcome(result: CollectedRollout) -> TaskOutcome:
-    """Return a rollout's outcome on its task. `seconds` and `cost` are None if its last attempt
-    does not have them.
-    """
+    """Return a rollout's outcome on its task. `seconds` and `cost` are None if its last attempt does not have them."""
     attempt = result.rollout.attempt if isinstance(result.rollout, AttemptedRollout) else None
     ended = None if attempt is None else attempt.end_time
     return TaskOutcome(

@@ -1,13 +1,12 @@
 """`ContinualLearning`: agents that keep learning from the requests that they serve.
 
-One cycle consists of a trigger, training on recorded requests, a check on held-out tasks,
-optionally answers in the shadow, a canary, and its promotion or rollback. Only the store holds the
-state of a cycle: one row of the release table for the search of a candidate, and one for the
-candidate's release (`release`). So a crash of the controller loses nothing: the next one that opens
-the store continues, or rolls back.
+One cycle consists of a trigger, training on recorded requests, a check on held-out tasks, optionally answers in the
+shadow, a canary, and its promotion or rollback. Only the store holds the state of a cycle: one row of the release table
+for the search of a candidate, and one for the candidate's release (`release`). So a crash of the controller loses
+nothing: the next one that opens the store continues, or rolls back.
 
-This module runs no algorithm: `jobs` do, in processes of their own (`isolation`). To add a stage,
-add its state to `release.TRANSITIONS` and a method here.
+This module runs no algorithm: `jobs` do, in processes of their own (`isolation`). To add a stage, add its state to
+`release.TRANSITIONS` and a method here.
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ _NO_RANKS: Final = RankHistory()
 
 @dataclass(frozen=True, slots=True)
 class ShadowSettings:
-    """Options of the shadow: candidate and production answer live requests again, unseen by users,
-    before any user gets the candidate.
+    """Options of the shadow: candidate and production answer live requests again, unseen by users, before any user gets
+    the candidate.
 
     requests: how many live requests are answered again, by both versions.
-    gate: the limits, as for held-out tasks. No user sees these answers and gives feedback, so
-        rewards are compared only if `min_gain` is set, for an agent that returns a reward itself.
+    gate: the limits, as for held-out tasks. No user sees these answers and gives feedback, so rewards are compared only
+        if `min_gain` is set, for an agent that returns a reward itself.
     deadline_seconds: the release ends if there are fewer than `requests` requests after this time.
     """
 
@@ -111,8 +110,7 @@ class CycleStatus:
     """The result of one call of `ContinualLearning.step`."""
 
     state: str
-    """The state of the cycle or release that is worked on; `idle` without one, `stopped` if the
-    kill switch is on."""
+    """The state of the cycle or release that is worked on; `idle` without one, `stopped` if the kill switch is on."""
     release_id: str | None
     """The id of that cycle or release; None without one."""
     said: str
@@ -122,18 +120,16 @@ class CycleStatus:
 class ContinualLearning:
     """Learns from the requests in production, and releases the results, cycle after cycle.
 
-    Only a canary's promotion changes production. The algorithm runs in a process of its own, within
-    `limits`, on a store of its own; a failure there ends the cycle, with the error as its reason.
+    Only a canary's promotion changes production. The algorithm runs in a process of its own, within `limits`, on a
+    store of its own; a failure there ends the cycle, with the error as its reason.
 
-    `async with` locks the folder, `run()` works until it is cancelled, and `step()` does the work
-    that is due now. A crash loses nothing: the next `run()` on the same store continues in the
-    cycle's state, and an interrupted training from its run folder. To stop learning, from any
-    process, call `stop_learning(store)`.
+    `async with` locks the folder, `run()` works until it is cancelled, and `step()` does the work that is due now. A
+    crash loses nothing: the next `run()` on the same store continues in the cycle's state, and an interrupted training
+    from its run folder. To stop learning, from any process, call `stop_learning(store)`.
 
-    algorithm: in any form that `Trainer` accepts, picklable: an instance, class, import path, name
-        or dict. Its result becomes the candidate: named resources, the result of a prompt
-        optimiser, or None if there is nothing to try. It gets recorded requests as `train_dataset`
-        and `val_dataset` (`RecordedTasks`).
+    algorithm: in any form that `Trainer` accepts, picklable: an instance, class, import path, name or dict. Its result
+        becomes the candidate: named resources, the result of a prompt optimiser, or None if there is nothing to try. It
+        gets recorded requests as `train_dataset` and `val_dataset` (`RecordedTasks`).
     agent: runs tasks for the algorithm and for the checks, as for `Trainer.fit`; picklable.
     store: the store in which sessions record requests, and whose labels they follow.
     folder: where the cycles' run folders, logs and results are kept. One process uses it at a time.
@@ -145,10 +141,9 @@ class ContinualLearning:
     limits: the limits of the training and of each check; None: the defaults of `Limits`.
     trainer: further options of `Trainer` for training and checks, picklable, such as `n_runners` or
         `llm_proxy={"model_list": [...]}`, which also records the cost of calls.
-    candidate: a function of a run's summary and production's resources that returns the candidate,
-        for algorithms that train weights; None: the algorithm's result is the candidate.
-    name: the beginning of the cycles' ids. Several learners on one store need different names, and
-        take turns.
+    candidate: a function of a run's summary and production's resources that returns the candidate, for algorithms that
+        train weights; None: the algorithm's result is the candidate.
+    name: the beginning of the cycles' ids. Several learners on one store need different names, and take turns.
     every_seconds: seconds between two reads of the store.
     pause_seconds: the least time between two cycles.
     """
@@ -212,9 +207,9 @@ class ContinualLearning:
     async def run(self) -> None:
         """Learn until cancelled, in steps of `every_seconds`. Log each change of the status.
 
-        While the store is away, no step is taken; a training under way continues. Any other error
-        is logged, and the step is tried again, until the deadline ends the cycle or release.
-        Raise ConfigError if no process can be started for a training or a check.
+        While the store is away, no step is taken; a training under way continues. Any other error is logged, and the
+        step is tried again, until the deadline ends the cycle or release. Raise ConfigError if no process can be
+        started for a training or a check.
         """
         if self._lock is None:
             async with self:
@@ -271,8 +266,8 @@ class ContinualLearning:
     # ---- the states ------------------------------------------------------------------------------
 
     async def _begin_if_due(self) -> CycleStatus:
-        """Begin a cycle if the trigger fires and there is enough data, and return its status; else
-        return the status "idle" or "stopped", with the reason.
+        """Begin a cycle if the trigger fires and there is enough data, and return its status; else return the status
+        "idle" or "stopped", with the reason.
         """
         store, now = self._store, unix_time()
         if await is_stopped(store):
@@ -314,8 +309,8 @@ class ContinualLearning:
         return _status(cycle, reason)
 
     async def _train(self, cycle: Release) -> CycleStatus:
-        """Search for a candidate in a process of its own, and begin the candidate's release; end
-        the cycle if there is none.
+        """Search for a candidate in a process of its own, and begin the candidate's release; end the cycle if there is
+        none.
         """
         store = self._store
         try:
@@ -360,9 +355,7 @@ class ContinualLearning:
         return _status(release, f"the candidate is {_name(release.canary_version)}")
 
     async def _check_offline(self, release: Release) -> CycleStatus:
-        """Measure the candidate on held-out tasks, and refuse it, or pass it on to the shadow or
-        the canary.
-        """
+        """Measure the candidate on held-out tasks, and refuse it, or pass it on to the shadow or the canary."""
         if ended := await self._end_if_due(release):
             return ended
         tasks = self._held_out(await self._data_of(await self._store.get_release(_cycle_of(release))))
@@ -379,8 +372,8 @@ class ContinualLearning:
         return await self._advance(release, "observe", report.reason, details, deadline)
 
     async def _check_in_shadow(self, release: Release) -> CycleStatus:
-        """Measure the candidate on live requests, once there are enough of them, and refuse it or
-        pass it on to the canary.
+        """Measure the candidate on live requests, once there are enough of them, and refuse it or pass it on to the
+        canary.
         """
         if ended := await self._end_if_due(release):
             return ended
@@ -399,8 +392,8 @@ class ContinualLearning:
         return await self._give_to_canary(release, report.reason, {"shadow": report.numbers})
 
     async def _watch(self, release: Release) -> CycleStatus:
-        """Judge the canary once with the feedback that has arrived. If a person has moved the label
-        meanwhile, stop the cycle. If it cannot be judged, its deadline still ends it.
+        """Judge the canary once with the feedback that has arrived. If a person has moved the label meanwhile, stop the
+        cycle. If it cannot be judged, its deadline still ends it.
         """
         try:
             release, verdict = await step(self._store, release.release_id, self._canary)
@@ -417,9 +410,7 @@ class ContinualLearning:
     # ---- transitions -----------------------------------------------------------------------------
 
     async def _give_to_canary(self, release: Release, why: str, details: Mapping[str, Any]) -> CycleStatus:
-        """Make the release the canary, or stop it if a person has moved the label or frozen the
-        version.
-        """
+        """Make the release the canary, or stop it if a person has moved the label or frozen the version."""
         why = storable(why, limit=_WHY_LENGTH)
         try:
             release = await start_canary(self._store, release, self._canary, details=details, who=_WHO, why=why)
@@ -428,8 +419,8 @@ class ContinualLearning:
         return _status(release, why)
 
     async def _end_if_due(self, row: Release, trouble: str | None = None) -> CycleStatus | None:
-        """End a cycle or release if its time is over or the kill switch is on, and return the
-        status; None if it may continue.
+        """End a cycle or release if its time is over or the kill switch is on, and return the status; None if it may
+        continue.
 
         trouble: why the last step has failed; None if it has not.
         """
@@ -451,8 +442,9 @@ class ContinualLearning:
         details: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> CycleStatus:
-        """Write one transition of a cycle or release to the store, and return the new status. why:
-        the reason, for the audit log and the status, of any length.
+        """Write one transition of a cycle or release to the store, and return the new status.
+
+        why: the reason, for the audit log and the status, of any length.
         """
         why = storable(why, limit=_WHY_LENGTH)
         row = await advance(
@@ -463,11 +455,10 @@ class ContinualLearning:
     # ---- work ------------------------------------------------------------------------------------
 
     async def _measure(self, release: Release, name: str, tasks: list[Any], gate: GateSettings) -> GateReport | None:
-        """Measure production and candidate on tasks in a process of its own, and return the report;
-        None if the release has ended meanwhile.
+        """Measure production and candidate on tasks in a process of its own, and return the report; None if the release
+        has ended meanwhile.
 
-        name: names the run's folder and log. If the process fails or dies, the candidate has failed
-            the check.
+        name: names the run's folder and log. If the process fails or dies, the candidate has failed the check.
         """
         base, candidate = [
             (await self._store.get_resources_by_id(version[0], version=version[1])).resources
@@ -483,13 +474,13 @@ class ContinualLearning:
         return None if found is None else check(gate, Measurement.model_validate(found))
 
     async def _run(self, job: Job, name: str, row: Release) -> Any:
-        """Run a job in a process of its own, and return its result; None if the cycle or release
-        `row` has ended meanwhile, the kill switch is on or the time is over.
+        """Run a job in a process of its own, and return its result; None if the cycle or release `row` has ended
+        meanwhile, the kill switch is on or the time is over.
         """
 
         async def go_on() -> bool:
-            """Wait until the next check, and return whether the job may go on: in time, with its
-            cycle open and learning not stopped. A store that is away does not stop it.
+            """Wait until the next check, and return whether the job may go on: in time, with its cycle open and
+            learning not stopped. A store that is away does not stop it.
             """
             await asyncio.sleep(self._every)
             in_time = row.deadline is None or unix_time() < row.deadline
@@ -510,8 +501,8 @@ class ContinualLearning:
             raise _NoProcess(str(error)) from error
 
     async def _publish(self, cycle: Release, production: NamedResources, found: Any) -> tuple[Version | None, str]:
-        """Write a candidate as the next version of the resources in production, and return the
-        version and "". Return None and the reason if there is no candidate, or none worth trying.
+        """Write a candidate as the next version of the resources in production, and return the version and "". Return
+        None and the reason if there is no candidate, or none worth trying.
 
         found: the candidate's resources as JSON, or None. Safe to repeat after a crash.
         """
@@ -537,8 +528,8 @@ class ContinualLearning:
         return (resources_id, update.version), ""
 
     async def _data_of(self, cycle: Release) -> LearningData:
-        """Return the training data of a cycle, as it was when the cycle began. It is kept in the
-        cycle's folder, in a file that only this user can read.
+        """Return the training data of a cycle, as it was when the cycle began. It is kept in the cycle's folder, in a
+        file that only this user can read.
         """
         path = self._folder_of(cycle) / _DATA
         if path.exists():
@@ -552,17 +543,14 @@ class ContinualLearning:
         return data
 
     def _held_out(self, data: LearningData) -> list[Any]:
-        """Return the tasks on which the gate measures a candidate."""
         tasks = [each.input for each in data.held_out] if self._gate.tasks is None else list(self._gate.tasks)
         return tasks[: self._gate.n_tasks]
 
     def _is_own(self, row: Release) -> bool:
-        """Return whether the release belongs to a cycle of this name."""
         prefix, _, number = _cycle_of(row).rpartition("-")
         return prefix == self._name and number.isdigit()
 
     def _folder_of(self, cycle: Release) -> Path:
-        """Return the folder of a cycle's job."""
         return self._folder / cycle.release_id
 
     async def _production(self) -> Version | None:
@@ -576,9 +564,7 @@ class _NoProcess(ConfigError):
 
 
 class _Rewards:
-    """Reads the feedback on the version in production in the order of its arrival, and keeps the
-    trigger's state.
-    """
+    """Reads the feedback on the version in production in the order of its arrival, and keeps the trigger's state."""
 
     def __init__(self, trigger: Trigger) -> None:
         self._trigger = trigger
@@ -596,8 +582,8 @@ class _Rewards:
         """Read the new feedback, and return the trigger's state.
 
         version: the version in production. Another version, or another `ended`, begins anew.
-        ended: when the last cycle ended, in Unix seconds; the count and the evidence of a drop
-            begin there. None: there was no cycle.
+        ended: when the last cycle ended, in Unix seconds; the count and the evidence of a drop begin there. None: there
+            was no cycle.
         """
         if self._of != (version, ended):
             since = await _began(store) if ended is None else ended
@@ -616,8 +602,8 @@ class _Rewards:
         return self._state
 
     def _observe(self, feedback: Feedback, ended: float | None) -> None:
-        """Add one feedback to the trigger's evidence. The evidence begins anew with the first
-        reward that arrived after `ended`, the end of the last cycle.
+        """Add one feedback to the trigger's evidence. The evidence begins anew with the first reward that arrived after
+        `ended`, the end of the last cycle.
         """
         self._after = feedback.sequence_id
         reward = reward_of(feedback)
@@ -630,8 +616,8 @@ class _Rewards:
         self._latest.append((feedback.rollout_id, feedback.received_time or 0.0, number))
 
     async def changed_at(self, store: LightningStore) -> float:
-        """Return the most likely time, in Unix seconds, at which the first request after a drop of
-        the reward reached the store.
+        """Return the most likely time, in Unix seconds, at which the first request after a drop of the reward reached
+        the store.
         """
         rollout_id, received, _ = self._latest[drop_at([reward for _, _, reward in self._latest])]
         try:
@@ -641,9 +627,7 @@ class _Rewards:
 
 
 async def _began(store: LightningStore) -> float:
-    """Return when the label `production` was moved last, in Unix seconds; the present time if
-    never.
-    """
+    """Return when the label `production` was moved last, in Unix seconds; the present time if never."""
     records = await store.query_audit(label=PRODUCTION, limit=1)
     return records[0].time if records else unix_time()
 
@@ -654,7 +638,6 @@ def _name(version: Version | None) -> str:
 
 
 def _cycle_of(row: Release) -> str:
-    """Return the name of the cycle that a release belongs to."""
     return row.release_id.removesuffix(_RELEASE)
 
 

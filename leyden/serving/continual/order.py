@@ -1,9 +1,8 @@
 """Pass on the outcomes of requests in the order in which the requests were assigned to an arm.
 
-Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as
-they arrive would see too many bad ones early. So the outcome of a request is passed on only after
-those of all earlier requests, and without the values that have not arrived within the waiting time.
-The order then does not depend on when values arrive.
+Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as they arrive would see
+too many bad ones early. So the outcome of a request is passed on only after those of all earlier requests, and without
+the values that have not arrived within the waiting time. The order then does not depend on when values arrive.
 
 Arms are drawn once for each key (a user, a session), so only the *first* request of each key
 counts: later ones have the same arm with certainty, and are no draws of their own.
@@ -53,8 +52,7 @@ class RequestOrder:
         return len(self._requests)
 
     def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:
-        """Add the next request, in the order of assignment. Ignore a request that was added
-        already.
+        """Add the next request, in the order of assignment. Ignore a request that was added already.
 
         key: the user or the session. Further requests with the same key are left out.
         canary: whether the request was assigned to the canary.
@@ -70,9 +68,7 @@ class RequestOrder:
         self._requests[request_id] = _Request(canary, share, time)
 
     def value(self, request_id: str, metric: str, value: float) -> None:
-        """Set the value of a metric of a request. Until the request is passed on, the last value
-        counts.
-        """
+        """Set the value of a metric of a request. Until the request is passed on, the last value counts."""
         request = self._requests.get(request_id)
         if request is None:
             self.late += 1
@@ -80,8 +76,8 @@ class RequestOrder:
             request.values[metric] = value
 
     def release(self, now: float) -> Iterator[RequestOutcome]:
-        """Yield and remove the outcomes from the front that wait for nothing more: all values are
-        there, or the waiting time is over at `now`.
+        """Yield and remove the outcomes from the front that wait for nothing more: all values are there, or the waiting
+        time is over at `now`.
         """
         while self._requests:
             request_id, request = next(iter(self._requests.items()))

@@ -1,8 +1,7 @@
 """Read the recorded live requests with their rewards from which a cycle learns, and split them.
 
-A hash of a request's input decides whether it is for training, validation or the gate. So the tasks
-on which the gate measures a candidate are not trained on in any cycle. This module reads the store.
-It does not train.
+A hash of a request's input decides whether it is for training, validation or the gate. So the tasks on which the gate
+measures a candidate are not trained on in any cycle. This module reads the store. It does not train.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class RecordedTask(BaseModel):
 
 
 class RecordedTasks(Sequence[Any]):
-    """A data set of the requests' inputs, as every algorithm takes it. `records` has the requests
-    with their rewards and feedback.
+    """A data set of the requests' inputs, as every algorithm takes it. `records` has the requests with their rewards
+    and feedback.
     """
 
     def __init__(self, records: Sequence[RecordedTask]) -> None:
@@ -69,15 +68,15 @@ class RecordedTasks(Sequence[Any]):
 class DataSettings:
     """Which recorded requests a cycle learns from.
 
-    new_tasks: the most new requests; the newest are used, and come first. New are the requests
-        since the cycle before or, after a drop of the reward, since the drop.
-    replayed: the share of older requests in the training data, from 0 to 0.95, so that earlier
-        learning is not forgotten.
+    new_tasks: the most new requests; the newest are used, and come first. New are the requests since the cycle before
+        or, after a drop of the reward, since the drop.
+    replayed: the share of older requests in the training data, from 0 to 0.95, so that earlier learning is not
+        forgotten.
     validation: the part of all inputs that the algorithm gets as `val_dataset`.
     held_out: the part of all inputs that no algorithm ever sees, for the gate.
     read: the most live requests that are read from the store, the newest.
-    values: returns the metrics of one request, given its rollout and the feedback that counts.
-        Requests without a `reward` are left out.
+    values: returns the metrics of one request, given its rollout and the feedback that counts. Requests without a
+        `reward` are left out.
     """
 
     new_tasks: int = 1000
@@ -109,10 +108,9 @@ async def read_data(
 ) -> LearningData:
     """Return the training data of a cycle: finished live requests that have a reward.
 
-    since: requests that reached the store from this time on (Unix seconds) are new. Earlier ones
-        fill the share `replayed` of the training data, chosen by a hash with `cycle_id`.
-    before: requests from this time on are left out, so that a cycle that is continued reads the
-        same requests again.
+    since: requests that reached the store from this time on (Unix seconds) are new. Earlier ones fill the share
+        `replayed` of the training data, chosen by a hash with `cycle_id`.
+    before: requests from this time on are left out, so that a cycle that is continued reads the same requests again.
     """
     page = await store.query_rollouts(mode_in=["live"], sort_by="start_time", sort_order="desc", limit=settings.read)
     rollouts = [each for each in page if each.finished and each.start_time < before]
@@ -131,8 +129,8 @@ async def read_data(
 
 
 async def read_inputs(store: LightningStore, version: VersionKey, *, since: float, limit: int) -> list[Any]:
-    """Return the inputs of the first `limit` finished live requests that `version` has served in
-    the control arm since a time (Unix seconds).
+    """Return the inputs of the first `limit` finished live requests that `version` has served in the control arm since
+    a time (Unix seconds).
     """
     found = await store.query_rollouts(
         mode_in=["live"], arm_in=[CONTROL], resources_id=version[0], resources_version=version[1]
@@ -141,8 +139,8 @@ async def read_inputs(store: LightningStore, version: VersionKey, *, since: floa
 
 
 def _split(records: Sequence[RecordedTask], settings: DataSettings) -> LearningData:
-    """Split the records into training, validation and held-out data by a hash of the input, so that
-    a task never changes sides. Only the first record of a held-out input is kept.
+    """Split the records into training, validation and held-out data by a hash of the input, so that a task never
+    changes sides. Only the first record of a held-out input is kept.
     """
     data = LearningData(train=[], validation=[], held_out=[])
     known: set[str] = set()
@@ -163,11 +161,10 @@ def _split(records: Sequence[RecordedTask], settings: DataSettings) -> LearningD
 def _record(
     rollout: Rollout, feedback: Sequence[Feedback], settings: DataSettings, since: float
 ) -> RecordedTask | None:
-    """Return a rollout as a task to learn from; None if it has no reward or ran without stored
-    resources.
+    """Return a rollout as a task to learn from; None if it has no reward or ran without stored resources.
 
-    since: start of this cycle's data, in seconds since the epoch. An earlier rollout is marked as
-        replayed, because a former cycle may have learned from it.
+    since: start of this cycle's data, in seconds since the epoch. An earlier rollout is marked as replayed, because a
+        former cycle may have learned from it.
     """
     reward = settings.values(rollout, feedback).get(_REWARD)
     if reward is None or rollout.resources_id is None or rollout.resources_version is None:
@@ -187,8 +184,8 @@ def _record(
 async def _counted_feedback(
     store: LightningStore, rollouts: Sequence[Rollout], before: float
 ) -> Mapping[str, Sequence[Feedback]]:
-    """Return the feedback on rollouts that counts, by rollout id: the last one of each source and
-    kind that arrived before the time `before`.
+    """Return the feedback on rollouts that counts, by rollout id: the last one of each source and kind that arrived
+    before the time `before`.
     """
     versions = {(each.resources_id, each.resources_version) for each in rollouts}
     oldest = min((each.start_time for each in rollouts), default=0.0)
@@ -203,6 +200,5 @@ async def _counted_feedback(
 
 
 def _place(*names: str) -> float:
-    """Return a number in [0, 1) that depends on the names alone, uniform over names (SHA-256)."""
     digest = hashlib.sha256("\x1f".join(names).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,14 +1,13 @@
 """The states of a release as a table: states, events, and the label moves of each transition.
 
-A release takes one version of resources, the *candidate*, through an offline check and a canary
-into production, or ends before. The cycle of learning that searches for the candidate is a row of
-the same table, whose version is the one that the cycle starts from. `next_state` and `effects` are
-pure; `advance` writes one transition with its label moves in one transaction of the store. So a
-crash leaves a release in the state before or after a transition, never between, and the next
-process that opens it continues from there.
+A release takes one version of resources, the *candidate*, through an offline check and a canary into production, or
+ends before. The cycle of learning that searches for the candidate is a row of the same table, whose version is the one
+that the cycle starts from. `next_state` and `effects` are pure; `advance` writes one transition with its label moves in
+one transaction of the store. So a crash leaves a release in the state before or after a transition, never between, and
+the next process that opens it continues from there.
 
-To add a state: its rows in TRANSITIONS, and its row in `effects`. This module does not decide which
-event happens (`guard`), and knows no traffic.
+To add a state: its rows in TRANSITIONS, and its row in `effects`. This module does not decide which event happens
+(`guard`), and knows no traffic.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from leyden.types import LabelMove, Release
 State: TypeAlias = Literal[
     "training", "trained", "abandoned", "gating", "shadow", "canary", "promoted", "refused", "rolled_back"
 ]
-"""`training`: a cycle searches for a candidate. It ends as `trained`, once the candidate's release
-is a row of its own, or as `abandoned`. `gating`: the candidate is measured on held-out tasks.
-`shadow`: the candidate answers live tasks, unseen by users. `canary`: it serves a share of the
-users. All other states are final.
+"""`training`: a cycle searches for a candidate. It ends as `trained`, once the candidate's release is a row of its own,
+or as `abandoned`. `gating`: the candidate is measured on held-out tasks.
+`shadow`: the candidate answers live tasks, unseen by users. `canary`: it serves a share of the users. All other states
+are final.
 """
 Event: TypeAlias = Literal["propose", "give_up", "observe", "release", "refuse", "better", "worse", "deadline", "stop"]
-"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`: a check
-has passed, so the candidate answers in the shadow, or serves as a canary. `refuse`: a check has
-failed. `better`, `worse`: the verdict on the canary. `deadline`: no result in time. `stop`: a
-person or the kill switch has intervened.
+"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`: a check has passed, so the
+candidate answers in the shadow, or serves as a canary. `refuse`: a check has failed. `better`, `worse`: the verdict on
+the canary. `deadline`: no result in time. `stop`: a person or the kill switch has intervened.
 """
 
 PRODUCTION: Final = "production"
@@ -109,8 +107,7 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
 
     candidate: the version that is released.
     production: the version in production when the release began; None if there was none.
-    Each label is moved by compare-and-set, so a label that another process has moved stops the
-    transition.
+    Each label is moved by compare-and-set, so a label that another process has moved stops the transition.
     """
     match entered:
         case "canary":
@@ -130,9 +127,7 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
 
 
 def state_of(release: Release) -> State:
-    """Return the state of a stored release. Raise ConfigError for a state that is not in the
-    table.
-    """
+    """Return the state of a stored release. Raise ConfigError for a state that is not in the table."""
     if release.state not in get_args(State):
         raise ConfigError(
             f"release {release.release_id!r} is {release.state!r}, which is no state of continual learning; "
@@ -154,7 +149,8 @@ async def begin(
 ) -> Release:
     """Create a release in the state `gating`. Safe to retry with the same id and candidate.
 
-    candidate: the version to release. production: the version in production; None if there is none.
+    candidate: the version to release.
+    production: the version in production; None if there is none.
     details: recorded with the release.
     deadline: Unix seconds by which the check has to end; None: any time.
     who, why: for the audit log.
@@ -188,17 +184,18 @@ async def advance(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Write the transition of an event, with its label moves and freezes, in one transaction.
-    Return the release in its new state.
+    """Write the transition of an event, with its label moves and freezes, in one transaction. Return the release in its
+    new state.
 
     release: as last read; its state is the one that the store must have.
-    details: added to the release's. who, why: for the audit log.
+    details: added to the release's.
+    who, why: for the audit log.
     deadline: Unix seconds at which the new state ends without a verdict; None for none.
-    A release that ends without a promotion leaves a label alone that a person has moved, and does
-    not freeze a candidate that a person has given another label.
-    Raise IllegalTransition for an event that the state does not take, ReleaseAdvanced if another
-    process has advanced the release. Raise LabelMoved if a label is not where the release left it,
-    which happens to `release` and `better` only. Nothing is changed then. Safe to retry.
+    A release that ends without a promotion leaves a label alone that a person has moved, and does not freeze a
+    candidate that a person has given another label.
+    Raise IllegalTransition for an event that the state does not take, ReleaseAdvanced if another process has advanced
+    the release. Raise LabelMoved if a label is not where the release left it, which happens to `release` and `better`
+    only. Nothing is changed then. Safe to retry.
     """
     state = next_state(state_of(release), event)
     there = await _labels(store)
@@ -248,14 +245,14 @@ async def open_releases(store: LightningStore) -> Sequence[Release]:
 
 
 async def stop_learning(store: LightningStore, *, who: str | None = None, why: str | None = None) -> Sequence[Release]:
-    """Roll back or refuse every open release, and let none begin until `allow_learning`. Return the
-    releases that this call has ended.
+    """Roll back or refuse every open release, and let none begin until `allow_learning`. Return the releases that this
+    call has ended.
 
-    The switch is the label `learning-stopped`, so it is in the audit log, survives restarts and
-    holds for all processes. It is put on the version in production; without one, on a version that
-    an open release came from or is of. Safe to retry, and to call from any process.
-    Raise ConfigError if there is neither a version in production nor an open release. Raise
-    StoreError, after trying all of them, if releases could not be ended.
+    The switch is the label `learning-stopped`, so it is in the audit log, survives restarts and holds for all
+    processes. It is put on the version in production; without one, on a version that an open release came from or is
+    of. Safe to retry, and to call from any process.
+    Raise ConfigError if there is neither a version in production nor an open release. Raise StoreError, after trying
+    all of them, if releases could not be ended.
     """
     labels, opened = await _labels(store), await open_releases(store)
     if LEARNING_STOPPED not in labels:
@@ -305,5 +302,4 @@ async def is_stopped(store: LightningStore) -> bool:
 
 
 async def _labels(store: LightningStore) -> dict[str, Version]:
-    """Return the store's labels with their versions."""
     return {label.label: (label.resources_id, label.version) for label in await store.get_labels()}

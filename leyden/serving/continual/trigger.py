@@ -1,7 +1,7 @@
 """Decide when to learn: after enough new rewards, after enough time, or after a drop of the reward.
 
-Pure functions over a small state, which takes the rewards of the version in production. This module
-knows no store and does not train.
+Pure functions over a small state, which takes the rewards of the version in production. This module knows no store and
+does not train.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Drift:
 
     tolerance: how far the mean may drop, in (0, 1]. It also covers the error of the measured level.
     reference_count: how many rewards after the release give the level, as their mean.
-    run_length: the least mean number of rewards between two false alarms, while the mean reward is
-        at or above the level less the tolerance.
+    run_length: the least mean number of rewards between two false alarms, while the mean reward is at or above the
+        level less the tolerance.
     """
 
     tolerance: float = 0.1
@@ -101,18 +101,15 @@ def learned(state: TriggerState, now: float) -> TriggerState:
 
 
 def is_drop(drift: Drift, state: TriggerState) -> bool:
-    """Return whether the evidence of a drop reaches the threshold, the logarithm of
-    `run_length`.
-    """
+    """Return whether the evidence of a drop reaches the threshold, the logarithm of `run_length`."""
     return state.change.log_e >= math.log(drift.run_length)
 
 
 def drop_at(rewards: Sequence[float]) -> int:
     """Return the index of the first reward after a drop of the mean, or 0 if there was no drop.
 
-    A split divides the rewards into two parts, each with its own mean. Among the splits whose
-    second mean is lower, the one with the smallest sum of squared errors is chosen, which is the
-    one with the largest `drop**2 * count * rest`.
+    A split divides the rewards into two parts, each with its own mean. Among the splits whose second mean is lower, the
+    one with the smallest sum of squared errors is chosen, which is the one with the largest `drop**2 * count * rest`.
     """
     total, before, place, most = sum(rewards), 0.0, 0, 0.0
     for count in range(1, len(rewards)):

@@ -1,11 +1,11 @@
 """Judge a canary by its requests in the store, and advance its release by the verdict.
 
-`judge` reads the live rollouts of both arms with their feedback and computes the verdict anew each
-time, so a restarted process reaches the same verdict. Values that reach the store after the waiting
-time never count, so a later call sees the same outcomes. `step` advances the release.
+`judge` reads the live rollouts of both arms with their feedback and computes the verdict anew each time, so a restarted
+process reaches the same verdict. Values that reach the store after the waiting time never count, so a later call sees
+the same outcomes. `step` advances the release.
 
-This module knows how requests are recorded: a rollout of mode `live` with an arm, `control` or
-`canary`. It does not assign requests to arms.
+This module knows how requests are recorded: a rollout of mode `live` with an arm, `control` or `canary`. It does not
+assign requests to arms.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ GOOD_LABELS, BAD_LABELS = frozenset({"thumbs_up", "good"}), frozenset({"thumbs_d
 
 
 def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, float]:
-    """Return the metrics of one request that are known by now: reward, failure, latency (seconds),
-    cost.
+    """Return the metrics of one request that are known by now: reward, failure, latency (seconds), cost.
 
-    The reward is the mean over the given feedback, the last of each source and kind: its number, or
-    1 and 0 for the labels in `GOOD_LABELS` and `BAD_LABELS`. Without such feedback it is the reward
-    that the agent recorded.
+    The reward is the mean over the given feedback, the last of each source and kind: its number, or 1 and 0 for the
+    labels in `GOOD_LABELS` and `BAD_LABELS`. Without such feedback it is the reward that the agent recorded.
     """
     values: dict[str, float] = {}
     rewards = [number for each in feedback if (number := reward_of(each)) is not None]
@@ -61,8 +59,8 @@ def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, 
 def user_of(rollout: Rollout) -> str:
     """Return the key by which the request was assigned to an arm.
 
-    It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without
-    either, it is the rollout's id, so that each request counts as a user of its own.
+    It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without either, it is the
+    rollout's id, so that each request counts as a user of its own.
     """
     user = rollout.metadata.get("user_hash", rollout.metadata.get("user"))
     return rollout.rollout_id if user is None else str(user)
@@ -72,17 +70,15 @@ def user_of(rollout: Rollout) -> str:
 class CanarySettings:
     """How a canary is run and judged.
 
-    share: the part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions
-        read it from the release.
+    share: the part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions read it from the
+        release.
     guard: the metrics and errors of the test.
-    waiting_seconds: how long a missing value is awaited, from the arrival of the request's record
-        at the store. Values that arrive later never count.
-    deadline_seconds: a canary without a verdict after this time is rolled back, also one without
-        any requests.
-    settle_seconds: requests this soon after the start do not count, because some sessions do not
-        know of the canary yet. Give at least the time in which sessions refresh their labels.
-    lag_seconds: requests younger than this are not read yet, because records of older ones may
-        still arrive.
+    waiting_seconds: how long a missing value is awaited, from the arrival of the request's record at the store. Values
+        that arrive later never count.
+    deadline_seconds: a canary without a verdict after this time is rolled back, also one without any requests.
+    settle_seconds: requests this soon after the start do not count, because some sessions do not know of the canary
+        yet. Give at least the time in which sessions refresh their labels.
+    lag_seconds: requests younger than this are not read yet, because records of older ones may still arrive.
     values: returns the metrics of one request, given its rollout and the feedback that counts.
     key: returns the key by which a request was assigned to an arm.
     """
@@ -118,8 +114,8 @@ async def start_canary(
 ) -> Release:
     """Put the label `canary` on the candidate, set its deadline, and return the release.
 
-    The sessions read the share of the users, and the salt that chooses them, from the release.
-    Raise IllegalTransition, ReleaseAdvanced or LabelMoved, as `advance` does.
+    The sessions read the share of the users, and the salt that chooses them, from the release. Raise IllegalTransition,
+    ReleaseAdvanced or LabelMoved, as `advance` does.
     """
     now = unix_time() if now is None else now
     return await advance(
@@ -168,13 +164,11 @@ async def judge(
 async def step(
     store: LightningStore, release_id: str, settings: CanarySettings, *, now: float | None = None
 ) -> tuple[Release, Verdict | None]:
-    """Judge a release once, and promote it, roll it back or leave it. Safe to repeat, from any
-    process.
+    """Judge a release once, and promote it, roll it back or leave it. Safe to repeat, from any process.
 
-    The kill switch has priority over the verdict, and the verdict over the deadline. Return the
-    release after this step, and the verdict; None instead of a verdict if the release is no canary
-    or the kill switch is on. Raise ReleaseAdvanced or LabelMoved if a person or another process has
-    intervened; the release is unchanged then.
+    The kill switch has priority over the verdict, and the verdict over the deadline. Return the release after this
+    step, and the verdict; None instead of a verdict if the release is no canary or the kill switch is on. Raise
+    ReleaseAdvanced or LabelMoved if a person or another process has intervened; the release is unchanged then.
     """
     now = unix_time() if now is None else now
     release = await store.get_release(release_id)
@@ -199,13 +193,13 @@ async def step(
 
 
 async def _requests(store: LightningStore, release: Release, since: float, before: float) -> Sequence[Rollout]:
-    """Return the live requests of both versions in the order in which they reached the store, those
-    that did so from `since` until `before` (Unix seconds).
+    """Return the live requests of both versions in the order in which they reached the store, those that did so from
+    `since` until `before` (Unix seconds).
 
-    A session that is cut off from the store may not know of the canary. So the requests that it
-    marks as such are left out, and requests that were served before `since` and reported later. So
-    are requests without a user, which are never given the canary, and requests from the release's
-    deadline on, because sessions then serve production to all users.
+    A session that is cut off from the store may not know of the canary. So the requests that it marks as such are left
+    out, and requests that were served before `since` and reported later. So are requests without a user, which are
+    never given the canary, and requests from the release's deadline on, because sessions then serve production to all
+    users.
     """
     ends = math.inf if release.deadline is None else release.deadline
     of_release: list[Rollout] = []
@@ -229,8 +223,8 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
 async def _feedback_on(
     store: LightningStore, versions: Sequence[tuple[str, int] | None], since: float
 ) -> Mapping[str, Sequence[Feedback]]:
-    """Return the feedback on these versions that arrived since a time (Unix seconds), by rollout
-    id, in the order of arrival.
+    """Return the feedback on these versions that arrived since a time (Unix seconds), by rollout id, in the order of
+    arrival.
     """
     by_rollout: dict[str, list[Feedback]] = {}
     for version in versions:
@@ -242,9 +236,7 @@ async def _feedback_on(
 
 
 def _counted(feedback: Sequence[Feedback], last: float) -> Sequence[Feedback]:
-    """Return the feedback that counts: of each source and kind, the latest that arrived until the
-    time `last`.
-    """
+    """Return the feedback that counts: of each source and kind, the latest that arrived until the time `last`."""
     in_time = [each for each in feedback if each.received_time is None or each.received_time <= last]
     return list({(each.source, each.kind): each for each in in_time}.values())
 
@@ -260,8 +252,8 @@ def _known_at(rollout: Rollout, last: float) -> Rollout:
 
 
 def reward_of(feedback: Feedback) -> float | None:
-    """Return the reward that feedback stands for: its number, 1 for a good label and 0 for a bad
-    one; None for any other feedback.
+    """Return the reward that feedback stands for: its number, 1 for a good label and 0 for a bad one; None for any
+    other feedback.
     """
     if feedback.kind == "reward":
         return float(feedback.value)

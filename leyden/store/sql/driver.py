@@ -1,5 +1,5 @@
-"""The protocol of a driver, which runs operations on a database. To add a database, implement it
-together with a Transaction, and write migrations.
+"""The protocol of a driver, which runs operations on a database. To add a database, implement it together with a
+Transaction, and write migrations.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ class Driver(Protocol):
     ) -> Coroutine[Any, Any, T]:
         """Run an operation, return its result after the commit, and publish the operation's news.
 
-        undo: runs with the result as its argument if the operation was committed and its caller was
-            cancelled meanwhile.
+        undo: runs with the result as its argument if the operation was committed and its caller was cancelled
+            meanwhile.
         """
         ...
 
     async def close(self) -> None:
-        """Finish the accepted operations and release the database. Later calls raise StoreClosed.
-        Safe to repeat.
-        """
+        """Finish the accepted operations and release the database. Later calls raise StoreClosed. Safe to repeat."""
         ...

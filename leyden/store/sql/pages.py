@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Filters:
-    """Conditions joined by `logic`. A filter of None adds no condition. Two objects may share
-    `parameters`.
-    """
+    """Conditions joined by `logic`. A filter of None adds no condition. Two objects may share `parameters`."""
 
     logic: FilterLogic
     conditions: list[str] = field(default_factory=list)  # `list[str]` takes five times as long
@@ -43,9 +41,7 @@ class Filters:
             self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
 
     def between(self, column: str, start: float | None, before: float | None) -> None:
-        """Require `[start, before)` of the column; a missing end is open. Raise ConfigError for
-        NaN.
-        """
+        """Require `[start, before)` of the column; a missing end is open. Raise ConfigError for NaN."""
         for sign, end in ((">=", start), ("<", before)):
             if end is None:
                 continue
@@ -58,12 +54,11 @@ class Filters:
         self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
 
     def among(self, column: str, values: Iterable[str] | None, possible: Collection[str] | None = None) -> None:
-        """Require that the column has one of these values. None requires nothing; an empty list
-        matches no row.
+        """Require that the column has one of these values. None requires nothing; an empty list matches no row.
 
         possible: the values that the column can have; None: any text.
-        Raise ConfigError for an impossible value, for text in place of a list, and for more values
-        than a statement takes.
+        Raise ConfigError for an impossible value, for text in place of a list, and for more values than a statement
+        takes.
         """
         if values is not None:
             if isinstance(values, str):
@@ -90,7 +85,6 @@ class Filters:
         return f" {begins} " + " AND ".join(parts) if parts else ""
 
     def _parameter(self, value: str | float | bytes) -> str:
-        """Add a parameter with this value, and return its name."""
         name = f"filter_{len(self.parameters)}"
         self.parameters[name] = value
         return name
@@ -105,8 +99,8 @@ def check_page(limit: int, offset: int) -> None:
 
 
 def within_reach(rows: int) -> int:
-    """Return a limit of rows that every database takes: a number for "all" in the place of a
-    negative or very large one.
+    """Return a limit of rows that every database takes: a number for "all" in the place of a negative or very large
+    one.
     """
     return min(rows, _ALL) if rows >= 0 else _ALL
 
@@ -135,11 +129,10 @@ def page_of(
 def total_of(
     tx: Transaction, query: str, where: str, parameters: dict[str, Any], *, found: int, limit: int, offset: int
 ) -> tuple[int, bool]:
-    """Return how many items match in all, and whether that number is exact. The page has `found` of
-    them.
+    """Return how many items match in all, and whether that number is exact. The page has `found` of them.
 
-    At most `COUNTED` items behind the page are counted, so that the cost of a page grows with its
-    length. With more items, the total is a lower bound.
+    At most `COUNTED` items behind the page are counted, so that the cost of a page grows with its length. With more
+    items, the total is a lower bound.
     """
     ends_here = limit == -1 or found < limit
     if ends_here and (found or not offset):

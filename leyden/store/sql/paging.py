@@ -1,8 +1,6 @@
-"""Make the results of span queries from their rows: spans for a caller in this process, JSON for
-the server.
+"""Make the results of span queries from their rows: spans for a caller in this process, JSON for the server.
 
-The module knows no database. Its functions run after the transaction, so that no other operation
-waits for them.
+The module knows no database. Its functions run after the transaction, so that no other operation waits for them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""PostgreSQL behind the store: addresses, connecting and migrating, its form of the queries, and
-the meaning of its errors.
+"""PostgreSQL behind the store: addresses, connecting and migrating, its form of the queries, and the meaning of its
+errors.
 
-The module knows no operation (`postgres_transaction.py`), no thread and no retry
-(`postgres_session.py`). To change the schema, add the next `migrations/postgres/NNNN_*.sql`; a
-released migration never changes.
+The module knows no operation (`postgres_transaction.py`), no thread and no retry (`postgres_session.py`). To change the
+schema, add the next `migrations/postgres/NNNN_*.sql`; a released migration never changes.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ _REMEDIES = {
 }
 
 _SYNCHRONOUS: Mapping[Durability, str] = {"process": "local", "power": "on"}
-"""PostgreSQL's `synchronous_commit` for each level of durability. Each waits for the server's disk;
-"power" also waits for the server's synchronous standbys, if it has some."""
+"""PostgreSQL's `synchronous_commit` for each level of durability. Each waits for the server's disk; "power" also waits
+for the server's synchronous standbys, if it has some."""
 
 
 @cache
@@ -87,8 +86,7 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, durability: Durability) -> Target:
-        """Parse `postgresql://[user[:password]@][host][:port]/database[?schema=leyden&...]`; other
-        options are libpq's.
+        """Parse `postgresql://[user[:password]@][host][:port]/database[?schema=leyden&...]`; other options are libpq's.
 
         Raise ConfigError for any other address.
         """
@@ -125,8 +123,8 @@ class Target:
 
 
 def connect(target: Target) -> Any:
-    """Return a connection in autocommit mode, in which transactions are begun explicitly. Raise
-    psycopg.Error if that fails, and ConfigError for a bad address.
+    """Return a connection in autocommit mode, in which transactions are begun explicitly. Raise psycopg.Error if that
+    fails, and ConfigError for a bad address.
     """
     pg = psycopg()
     try:
@@ -155,11 +153,10 @@ def answers(target: Target) -> bool:
 
 
 def migrate(connection: Any, target: Target) -> None:
-    """Bring the schema to this version, in one transaction. Migrations of several processes wait
-    for each other.
+    """Bring the schema to this version, in one transaction. Migrations of several processes wait for each other.
 
-    Raise StoreError for a schema that a newer Leyden or another program wrote, for a server that is
-    too old, and for a database whose encoding is not UTF-8.
+    Raise StoreError for a schema that a newer Leyden or another program wrote, for a server that is too old, and for a
+    database whose encoding is not UTF-8.
     """
     migrations = _migrations()
     server = connection.info.server_version // 10_000
@@ -206,7 +203,6 @@ def _address(place: str, options: Mapping[str, str]) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Return an error's message in one line."""
     return " ".join(str(error).split())
 
 

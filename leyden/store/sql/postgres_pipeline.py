@@ -1,11 +1,9 @@
-"""Send statements to a PostgreSQL connection, prepared once, and together when one of their results
-is needed.
+"""Send statements to a PostgreSQL connection, prepared once, and together when one of their results is needed.
 
-A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement;
-reading its `QueuedResult` sends all queued statements in one message. psycopg's own pipeline sends
-each statement by itself, which costs a system call and a wake-up of the server for each. The error
-of a statement is raised when its result or a later one is read, or by `finish`; then call
-`rollback`. The module knows no operation and no query.
+A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement; reading its
+`QueuedResult` sends all queued statements in one message. psycopg's own pipeline sends each statement by itself, which
+costs a system call and a wake-up of the server for each. The error of a statement is raised when its result or a later
+one is read, or by `finish`; then call `rollback`. The module knows no operation and no query.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from leyden.store.sql.postgres import psycopg
 from leyden.store.sql.transaction import Row
 
 _MOST_PREPARED = 250
-"""The most statements that the server keeps prepared for a connection: more than an operation has,
-and fewer than pages can have."""
+"""The most statements that the server keeps prepared for a connection: more than an operation has, and fewer than pages
+can have."""
 _PARAMETER = re.compile(r"%(?:\((\w+)\)s|(s)|(%))")
 
 
 class QueuedResult:
-    """The outcome of a queued statement. Reading it waits for the server, and raises psycopg.Error
-    if the statement failed.
+    """The outcome of a queued statement. Reading it waits for the server, and raises psycopg.Error if the statement
+    failed.
     """
 
     __slots__ = ("_pipeline", "batch", "prepares", "result")
@@ -76,8 +74,8 @@ class Pipeline:
         self._either = select.poll()
         self._either.register(self._connection.socket, select.POLLIN | select.POLLOUT)
         self._awaited: deque[QueuedResult | None] = deque()
-        """Statements without a result, oldest first. None stands for the end of a batch. After an
-        error the server skips the rest of the batch."""
+        """Statements without a result, oldest first. None stands for the end of a batch. After an error the server
+        skips the rest of the batch."""
         self._batch = 0
         """The number of the batch that is being queued, which is the number of ended batches."""
         self._prepared: OrderedDict[_Key, bytes] = OrderedDict()
@@ -85,8 +83,7 @@ class Pipeline:
         self._connection.enter_pipeline_mode()
 
     def execute(self, statement: str, parameters: dict[str, Any] | Sequence[Any] = ()) -> QueuedResult:
-        """Queue a statement in psycopg's form: `%(name)s` with a dict of parameters, or `%s` with a
-        sequence.
+        """Queue a statement in psycopg's form: `%(name)s` with a dict of parameters, or `%s` with a sequence.
 
         Raise psycopg.DataError, and queue nothing, for a value that PostgreSQL cannot take.
         """
@@ -99,8 +96,8 @@ class Pipeline:
         return self._queue((text, types), packed, self._values.formats)
 
     def put(self, statement: str, values: Sequence[Any]) -> QueuedResult:
-        """Queue a statement with `%s`. The server gives its parameters the types of the columns
-        that they are written to.
+        """Queue a statement with `%s`. The server gives its parameters the types of the columns that they are written
+        to.
         """
         packed = self._pack(values)
         return self._queue((_numbered(statement)[0], ()), packed, self._values.formats)
@@ -186,16 +183,16 @@ class Pipeline:
         self._batch += 1
 
     def _send(self) -> None:
-        """Send the queued statements. Read results meanwhile, because a server that cannot send its
-        results stops reading.
+        """Send the queued statements. Read results meanwhile, because a server that cannot send its results stops
+        reading.
         """
         while self._connection.flush():
             if any(event & select.POLLIN for _, event in self._either.poll()):
                 self._connection.consume_input()
 
     def _receive(self) -> None:
-        """Read the result of the oldest statement without one, or the end of a batch. Raise
-        psycopg.Error if it is an error.
+        """Read the result of the oldest statement without one, or the end of a batch. Raise psycopg.Error if it is an
+        error.
         """
         result = self._next_result()
         outcome = self._awaited.popleft()
@@ -213,8 +210,8 @@ class Pipeline:
         raise self._error_of(result, encoding="utf-8")
 
     def _check_end(self, result: Any) -> None:
-        """Raise psycopg.Error unless `result` is the end of a batch. Statements outside of a
-        transaction are committed with the end, after their results have been sent.
+        """Raise psycopg.Error unless `result` is the end of a batch. Statements outside of a transaction are committed
+        with the end, after their results have been sent.
         """
         if result is None:
             raise self._lost("the server's reply stopped before the end of a batch")
@@ -231,8 +228,7 @@ class Pipeline:
 
 
 _Key = tuple[bytes, tuple[int, ...]]
-"""A prepared statement: its text, and the types of its parameters. () leaves the types to the
-server."""
+"""A prepared statement: its text, and the types of its parameters. () leaves the types to the server."""
 
 
 @lru_cache(maxsize=1024)

@@ -1,16 +1,14 @@
-"""Run operations on one PostgreSQL connection, each completely and exactly once, even if the
-connection breaks.
+"""Run operations on one PostgreSQL connection, each completely and exactly once, even if the connection breaks.
 
-The module knows when an operation may run again, and no thread. An operation is a function, so
-running it again means calling it again:
+The module knows when an operation may run again, and no thread. An operation is a function, so running it again means
+calling it again:
 
 - If it failed before its commit was sent, or conflicted with another operation (a deadlock, the
   same new id), it has changed nothing.
 - If the connection broke during the commit, another connection reads how many commits the broken
   one has made, which shows whether the commit happened.
 
-A server that is away is tried again until `patience_seconds` have passed; then the caller gets
-StoreError.
+A server that is away is tried again until `patience_seconds` have passed; then the caller gets StoreError.
 """
 
 from __future__ import annotations
@@ -29,21 +27,19 @@ from leyden.store.sql.postgres import Target, connect, psycopg, store_error
 from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 
 _IN_THE_WAY = {"40001", "40P01", "23505", "22012"}
-"""The codes of errors after which an operation runs again at once: serialization failure, deadlock,
-the same id made twice, a wrong guess (`expect_span_target`)."""
+"""The codes of errors after which an operation runs again at once: serialization failure, deadlock, the same id made
+twice, a wrong guess (`expect_span_target`)."""
 _TRIES = 20
 """The most tries of one operation that conflicts with others. More conflicts are no coincidence."""
 _LOST = ("08", "57P0", "LY001")
-"""Beginnings of the codes of errors that mean a lost connection, or one that another process has
-declared lost (`count_commit`)."""
+"""Beginnings of the codes of errors that mean a lost connection, or one that another process has declared lost
+(`count_commit`)."""
 _PAYLOAD = 7000
 """Bytes of one notification; PostgreSQL allows 8000."""
 
 
 def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool, labels: bool = False) -> list[str]:
-    """Return the news of a commit as the payloads of as few notifications as possible (`Listener`
-    reads them).
-    """
+    """Return the news of a commit as the payloads of as few notifications as possible (`Listener` reads them)."""
     texts: list[str] = []
     group: list[str] = []
     size = 0
@@ -59,14 +55,13 @@ def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool, l
 
 
 def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> str:
-    """Return one payload. One with the sender alone means that every waiter reads again."""
     text = json.dumps([sender, claimable, finished, spans, labels], separators=(",", ":"))
     return text if len(text) <= _PAYLOAD + 200 else json.dumps([sender])  # a single id that is too long
 
 
 class PostgresSession:
-    """A connection and its transactions, for one thread at a time. A reader's transactions change
-    and publish nothing.
+    """A connection and its transactions, for one thread at a time. A reader's transactions change and publish
+    nothing.
     """
 
     def __init__(
@@ -84,7 +79,8 @@ class PostgresSession:
 
         sender: names this store in its notifications, so that its own listener skips them.
         guesses: the state of attempts that this store's operations left. All its sessions share it.
-        writes: whether the session is a writer. closing: set when the store closes.
+        writes: whether the session is a writer.
+        closing: set when the store closes.
         publish: called with each transaction that was committed, for the waiters of this process.
         """
         self._target = target
@@ -107,11 +103,10 @@ class PostgresSession:
             self._connected()
 
     def run(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, and return its result after the commit. Raise the operation's error; it
-        has changed nothing then.
+        """Run an operation, and return its result after the commit. Raise the operation's error; it has changed nothing
+        then.
 
-        Raise StoreError when the server stays away; the message says so if the outcome of the
-        commit is unknown.
+        Raise StoreError when the server stays away; the message says so if the outcome of the commit is unknown.
         """
         patience = Patience(self._target, self._patience_seconds, self._closing)
         tries = 0
@@ -136,8 +131,8 @@ class PostgresSession:
         self._let_go()
 
     def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool) -> Any:
-        """Run an operation once, commit, and return its result. Raise _Lost if the connection broke
-        and nothing was committed.
+        """Run an operation once, commit, and return its result. Raise _Lost if the connection broke and nothing was
+        committed.
 
         again: the operation ran before, and was rolled back because of a conflict.
         """
@@ -158,9 +153,8 @@ class PostgresSession:
     def _commit(self, transaction: PostgresTransaction, commits: int) -> None:
         """Commit, and send the news of the transaction with it.
 
-        A connection may break before its reply arrives. The database counts the commits of each
-        writing connection, so the count tells whether this commit happened. Raise _Lost if it did
-        not.
+        A connection may break before its reply arrives. The database counts the commits of each writing connection, so
+        the count tells whether this commit happened. Raise _Lost if it did not.
         """
         news: list[str] = []
         if self._writes:
@@ -177,8 +171,8 @@ class PostgresSession:
             transaction.committed(began)
 
     def _count_commits(self, number: int) -> tuple[int, float]:
-        """Return how many commits a broken connection has made, and when the last one began (Unix
-        seconds). Prevent further ones.
+        """Return how many commits a broken connection has made, and when the last one began (Unix seconds). Prevent
+        further ones.
         """
         doubt = "a change was being committed and may or may not be there: "
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
@@ -192,9 +186,7 @@ class PostgresSession:
                 return (0, 0.0) if row is None else (row[0], row[1])
 
     def _connected(self) -> PostgresTransaction:
-        """Return the connection's transaction, connecting first if there is none. Raise _Lost on
-        failure.
-        """
+        """Return the connection's transaction, connecting first if there is none. Raise _Lost on failure."""
         if self._connection is None or self._transaction is None:
             try:
                 self._connection = connect(self._target)
@@ -211,7 +203,6 @@ class PostgresSession:
         return self._transaction
 
     def _let_go(self) -> None:
-        """Drop the connection; the next operation connects again."""
         connection = self._connection
         self._connection = self._transaction = self._number = None
         if connection is not None:
@@ -232,9 +223,7 @@ class PostgresSession:
 
 
 class _Lost(Exception):
-    """The connection is lost, and the operation has changed nothing. The cause is the database's
-    error.
-    """
+    """The connection is lost, and the operation has changed nothing. The cause is the database's error."""
 
 
 class Patience:
@@ -251,8 +240,8 @@ class Patience:
     def wait(self, error: BaseException | None, *, pause: bool = True) -> None:
         """Sleep for the next back-off pause before another try, if `pause`.
 
-        Raise StoreError with the message of `error`, the last failure, when the patience has run
-        out or the store is being closed.
+        Raise StoreError with the message of `error`, the last failure, when the patience has run out or the store is
+        being closed.
         """
         if time.monotonic() > self._deadline or self._closing.is_set():
             why = (

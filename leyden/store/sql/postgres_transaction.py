@@ -1,8 +1,6 @@
-"""Run the statements of one operation on PostgreSQL, with the locks that they need, in few
-messages.
+"""Run the statements of one operation on PostgreSQL, with the locks that they need, in few messages.
 
-Many stores in many processes may work on one database at the same time. These rules keep operations
-correct:
+Many stores in many processes may work on one database at the same time. These rules keep operations correct:
 
 - An operation that changes a rollout, its attempts or its spans locks the rollout's row first.
   Locks (`_LOCKS`) precede the look-ups with which operations begin, in statements of their own: at
@@ -18,18 +16,16 @@ correct:
   the same (workers, ids in different orders), PostgreSQL ends one of them, which runs again.
 - Reads see one snapshot (REPEATABLE READ, READ ONLY), and wait for no lock.
 
-REPEATABLE READ for writes would need no locks, but let every writer of a busy attempt fail whenever
-another commits.
+REPEATABLE READ for writes would need no locks, but let every writer of a busy attempt fail whenever another commits.
 
-A round trip to the server costs more than the statements in it, so an operation takes as few
-messages as its reads allow. Statements are queued, and sent when an outcome is read or with the
-COMMIT. Most operations take two messages: the first holds BEGIN, the locks and the look-ups, the
-second all writes. Enqueuing, and spans of an attempt that this store claimed or to which it added
-the last ones, are one message (`Guesses`), and so is each part of an operation on many rollouts
-(`ahead`).
+A round trip to the server costs more than the statements in it, so an operation takes as few messages as its reads
+allow. Statements are queued, and sent when an outcome is read or with the COMMIT. Most operations take two messages:
+the first holds BEGIN, the locks and the look-ups, the second all writes. Enqueuing, and spans of an attempt that this
+store claimed or to which it added the last ones, are one message (`Guesses`), and so is each part of an operation on
+many rollouts (`ahead`).
 
-A further span of a running attempt is a single statement, which is a transaction of its own. It is
-committed when the end of its batch has arrived, not when its result has.
+A further span of a running attempt is a single statement, which is a transaction of its own. It is committed when the
+end of its batch has arrived, not when its result has.
 """
 
 from __future__ import annotations
@@ -75,11 +71,10 @@ _TARGET = tuple(column.name for column in fields(SpanTarget))
 _EXPECTED = "rollout_id", "attempt_id", *_TARGET
 _values_of = attrgetter(*_TARGET)
 _MOST_GUESSES = 256
-"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a
-look-up."""
+"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a look-up."""
 _HIDING = {"select_new_positions": "are_spans_hidden"}
-"""For each query that may find nothing because its rows are not visible yet, the query that says
-whether there are such rows."""
+"""For each query that may find nothing because its rows are not visible yet, the query that says whether there are such
+rows."""
 
 _BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -89,28 +84,26 @@ _NOTIFY = "SELECT pg_notify(%s, %s)"
 
 
 class Guesses:
-    """The span targets that the last operations of one store left, and the latest resources that
-    they saw. Other stores may have written since.
+    """The span targets that the last operations of one store left, and the latest resources that they saw. Other stores
+    may have written since.
 
-    An operation assumes that a guess holds and lets the database check it on the way, which saves
-    the look-up that everything else would wait for. A single span of a running attempt is one
-    statement, which checks the guess too (`insert_expected_span`). Otherwise the check is a
-    statement of its own (`expect_span_target`, `expect_latest_resources_version`).
-    If the guess is wrong, the operation runs again with the look-up, and no guess is made for that
-    attempt any more, because other stores add spans to it too.
+    An operation assumes that a guess holds and lets the database check it on the way, which saves the look-up that
+    everything else would wait for. A single span of a running attempt is one statement, which checks the guess too
+    (`insert_expected_span`). Otherwise the check is a statement of its own (`expect_span_target`,
+    `expect_latest_resources_version`).
+    If the guess is wrong, the operation runs again with the look-up, and no guess is made for that attempt any more,
+    because other stores add spans to it too.
     """
 
     def __init__(self) -> None:
         self.latest_resources: Row | None = None
-        """The id and the version of the resources that were written last, two None if there were
-        none; None if they are not known."""
+        """The id and the version of the resources that were written last, two None if there were none; None if they are
+        not known."""
         self._targets: dict[tuple[str, str], tuple[Any, ...] | None] = {}
         self._gate = threading.Lock()
 
     def get(self, key: tuple[str, str]) -> SpanTarget | None:
-        """Return a copy of the span target that is assumed for an attempt (rollout id, attempt id),
-        or None.
-        """
+        """Return a copy of the span target that is assumed for an attempt (rollout id, attempt id), or None."""
         guess = self._targets.get(key)
         return None if guess is None else SpanTarget(*guess)
 
@@ -133,16 +126,16 @@ class Guesses:
 class PostgresTransaction:
     """`transaction.Transaction` over one connection, reused for each operation after `begin`.
 
-    Statements are queued, and travel together when an operation reads an outcome or commits
-    (`postgres_pipeline.py`), so an operation that reads once and then writes is two messages. The
-    error of a statement whose outcome is never read is raised then.
+    Statements are queued, and travel together when an operation reads an outcome or commits (`postgres_pipeline.py`),
+    so an operation that reads once and then writes is two messages. The error of a statement whose outcome is never
+    read is raised then.
     """
 
     def __init__(self, connection: Any, target: Target, guesses: Guesses, *, writes: bool) -> None:
         self.store_url = target.url
         self.hiding = False
-        """Whether the operation found no new spans although some are committed that it may not show
-        yet, so that waiters must read again soon."""
+        """Whether the operation found no new spans although some are committed that it may not show yet, so that
+        waiters must read again soon."""
         self._channel = target.channel
         self._cursor = Pipeline(connection)
         self._queries = statements()
@@ -173,8 +166,8 @@ class PostgresTransaction:
         """Begin another operation, without news so far.
 
         connection: its number, or None for a reader.
-        number: of this commit on the connection. The database keeps it, so that a commit whose
-            reply is lost can be checked.
+        number: of this commit on the connection. The database keeps it, so that a commit whose reply is lost can be
+            checked.
         again: the operation ran before, and conflicted with another one.
         """
         self._reset()
@@ -186,9 +179,8 @@ class PostgresTransaction:
 
         news: the payloads of notifications.
 
-        All of this is one message to the server, together with the operation's last writes. A
-        single span is a statement and a transaction of its own. A reader does not wait for the
-        reply, because nothing depends on it.
+        All of this is one message to the server, together with the operation's last writes. A single span is a
+        statement and a transaction of its own. A reader does not wait for the reply, because nothing depends on it.
         """
         if self._single is not None and not (self._has_begun or self._tallied or news):
             self._send_single()
@@ -198,11 +190,9 @@ class PostgresTransaction:
         self.committed()
 
     def committed(self, at: float | None = None) -> None:
-        """Complete the results of an operation that was committed, and keep its guesses for the
-        next operations.
+        """Complete the results of an operation that was committed, and keep its guesses for the next operations.
 
-        at: when the operation began (Unix seconds of the server's clock); None: read it from the
-            server's reply.
+        at: when the operation began (Unix seconds of the server's clock); None: read it from the server's reply.
         """
         if at is not None:
             self._now = at
@@ -312,8 +302,8 @@ class PostgresTransaction:
         return self._read(self._execute(query, parameters)).fetchall()[0][0]
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
-        """Queue a statement. The heartbeat that follows a single new span, and the new statuses of
-        its attempt and rollout, are one statement with the span and the check of its guess.
+        """Queue a statement. The heartbeat that follows a single new span, and the new statuses of its attempt and
+        rollout, are one statement with the span and the check of its guess.
         """
         if self._held is not None and query == "beat_heart":
             self._hold("insert_expected_span", (), (), values[:4])
@@ -386,8 +376,8 @@ class PostgresTransaction:
             return cursor.execute(statement, askable)
 
     def _begun(self) -> Pipeline:
-        """Return the pipeline for another statement, after everything that must precede it: BEGIN,
-        a single span, or the check of the last guess with the span that is held back for it.
+        """Return the pipeline for another statement, after everything that must precede it: BEGIN, a single span, or
+        the check of the last guess with the span that is held back for it.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -407,8 +397,8 @@ class PostgresTransaction:
     def _hold(self, query: str, rollout: Sequence[Any], attempt: Sequence[Any], beat: Sequence[Any]) -> None:
         """Hold back the statement that adds the span of a guessed attempt.
 
-        rollout, attempt: their new statuses, if they change. beat: the first values of
-            `beat_heart`.
+        rollout, attempt: their new statuses, if they change.
+        beat: the first values of `beat_heart`.
         """
         assert self._unchecked is not None and self._held is not None
         rollout_id, attempt_id, seq, rollout_status, attempts, number, *expected = self._unchecked
@@ -420,24 +410,21 @@ class PostgresTransaction:
         self._unchecked = self._held = self._running = None
 
     def _send_single(self) -> None:
-        """Queue the statement that is held back, which also counts the commit."""
         assert self._single is not None
         self._cursor.put(*self._single)
         self._single = None
         self._has_counted = True
 
     def _read(self, outcome: QueuedResult) -> QueuedResult:
-        """Return an outcome that is about to be read. The clock is read in the same message,
-        because an operation that looks something up mostly needs it.
+        """Return an outcome that is about to be read. The clock is read in the same message, because an operation that
+        looks something up mostly needs it.
         """
         if self._writes and self._clock is None:
             self._clock = self._begun().execute(_NOW)
         return outcome
 
     def _reset(self) -> None:
-        """Reset the state of the last operation: its clock, prefetched rows, news, counts and
-        locks.
-        """
+        """Reset the state of the last operation: its clock, prefetched rows, news, counts and locks."""
         self._now: float | None = None
         self._clock: QueuedResult | None = None
         self._again = False
@@ -462,8 +449,8 @@ class PostgresTransaction:
 
 
 def _askable(value: Any) -> Any:
-    """Return a substitute for a text with U+0000, which cannot be sent: no stored name contains
-    either (`types/checks.py`).
+    """Return a substitute for a text with U+0000, which cannot be sent: no stored name contains either
+    (`types/checks.py`).
     """
     if isinstance(value, list):
         return [_askable(entry) for entry in cast(list[Any], value)]

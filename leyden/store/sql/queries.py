@@ -1,9 +1,7 @@
-"""Load the named statements of `queries.sql`, and those of `queries_{dialect}.sql` that replace
-them for one database.
+"""Load the named statements of `queries.sql`, and those of `queries_{dialect}.sql` that replace them for one database.
 
-In both files, each query has a line with its name and a description, and `{other}` stands for the
-text of another query. The module knows no database. A driver whose parameters are not written
-`:name` rewrites the text once.
+In both files, each query has a line with its name and a description, and `{other}` stands for the text of another
+query. The module knows no database. A driver whose parameters are not written `:name` rewrites the text once.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 @cache
 def load_queries(dialect: str | None = None) -> Mapping[str, str]:
-    """Return every query of `queries.sql` by name. A query of the same name in
-    `queries_{dialect}.sql` replaces it.
-    """
+    """Return every query of `queries.sql` by name. A query of the same name in `queries_{dialect}.sql` replaces it."""
     shared = parse_queries(_text("queries.sql"))
     if dialect is None:
         return shared
@@ -34,8 +30,7 @@ def load_queries(dialect: str | None = None) -> Mapping[str, str]:
 def parse_queries(
     text: str, shared: Mapping[str, str] | None = None, *, instead: Mapping[str, str] | None = None
 ) -> Mapping[str, str]:
-    """Return the queries of a file by name. Raise ValueError for a missing description or a
-    repeated name.
+    """Return the queries of a file by name. Raise ValueError for a missing description or a repeated name.
 
     shared: where `{other}` is looked up; None: among the earlier queries of the same file.
     instead: where `{other}` is looked up first.
@@ -66,8 +61,8 @@ def counting(query: str, where: str, most: int) -> str:
 
 
 def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield statements that insert these rows, each with its values. `insert` is an INSERT of one
-    row; the statements insert a power of two of rows each, so that few different ones are prepared.
+    """Yield statements that insert these rows, each with its values. `insert` is an INSERT of one row; the statements
+    insert a power of two of rows each, so that few different ones are prepared.
     """
     start = 0
     while left := len(rows) - start:
@@ -78,8 +73,7 @@ def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple
 
 
 _MOST_ROWS_BITS = 6
-"""The most rows of one statement are 2**6 = 64. Every database takes their values, and more would
-save nothing."""
+"""The most rows of one statement are 2**6 = 64. Every database takes their values, and more would save nothing."""
 _ROW = re.compile(r"(?<=\bVALUES )\([^()]*\)")
 
 

@@ -1,8 +1,7 @@
-"""Convert rows to and from Leyden's types. This module alone knows the order of columns, and which
-of them are JSON.
+"""Convert rows to and from Leyden's types. This module alone knows the order of columns, and which of them are JSON.
 
-Rows come from Leyden's own database, so objects are built from them without validating again: a
-span costs 1 microsecond that way, 4 with `model_construct`.
+Rows come from Leyden's own database, so objects are built from them without validating again: a span costs 1
+microsecond that way, 4 with `model_construct`.
 """
 
 from __future__ import annotations
@@ -46,14 +45,12 @@ SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END
     range(13)
 )
 RESOURCES_VERSION, ATTEMPT, ATTEMPT_SIZE = 16, 17, slice(25, 27)
-"""The columns of `select_rollouts`. ATTEMPT is the first column of the attempt, NULL if there is
-none.
+"""The columns of `select_rollouts`. ATTEMPT is the first column of the attempt, NULL if there is none.
 
 ATTEMPT_SIZE: the attempt's bytes and its number of spans."""
 
 KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, SEQUENCE_ID, ATTRIBUTES, OF_ROLLOUT, OF_ATTEMPT = 0, 1, 2, 3, 4, 14, 17, 18
-"""Columns of `select_spans` that are read by themselves; only `select_spans_of_all` has the last
-two."""
+"""Columns of `select_spans` that are read by themselves; only `select_spans_of_all` has the last two."""
 _WHICH, _WHAT = slice(SEQUENCE_ID, 12), slice(12, OF_ROLLOUT)
 """The columns with a span's own fields."""
 
@@ -71,8 +68,8 @@ _set_values, _set_given, _set_extra, _set_private = (
 
 
 def build(model: type[M], fields: dict[str, Any]) -> M:
-    """Build a model with exactly these fields (all of them), unchecked, as `model_construct` does,
-    without its look-ups.
+    """Build a model with exactly these fields (all of them), unchecked, as `model_construct` does, without its
+    look-ups.
     """
     built: M = object.__new__(model)
     _set_values(built, fields)
@@ -84,9 +81,6 @@ def build(model: type[M], fields: dict[str, Any]) -> M:
 
 @cache
 def _all_fields(model: type[BaseModel]) -> set[str]:
-    """Return the set of all fields of a model. Built models share it, and pydantic has nothing to
-    add to it.
-    """
     return set(model.model_fields)
 
 
@@ -108,9 +102,7 @@ def config_of(row: Row) -> RolloutConfig:
 
 
 def rollout_fields(row: Row) -> dict[str, Any]:
-    """Return the fields of a Rollout by name from a row of `get_rollout` or a query with its
-    columns.
-    """
+    """Return the fields of a Rollout by name from a row of `get_rollout` or a query with its columns."""
     _, rollout_id, status, mode, resources_id, task, _, metadata, start_time, end_time = row[:ATTEMPTS]
     priority, run_id, group_id, arm, resources_version = row[PRIORITY:ATTEMPT]
     return {
@@ -218,8 +210,8 @@ def utf8_length(text: str) -> int:
 
 
 def utf8_text(text: str | None) -> str | None:
-    """Return the text in a form that every database takes: lone surrogates, which UTF-8 lacks, and
-    U+0000 are written out.
+    """Return the text in a form that every database takes: lone surrogates, which UTF-8 lacks, and U+0000 are written
+    out.
     """
     if text is None:
         return None
@@ -240,9 +232,8 @@ _PLAIN = {code: SpanStatus(status_code=code) for code in get_args(SpanStatus.mod
 
 
 FoundSpan = tuple[str, str, Row, TokenRecord | None]
-"""A span as it was read: its rollout, its attempt, a row with the columns of `select_spans` first,
-and the result of `read_tokens`. `span_from` makes an object of it for callers in this process,
-`span_json` makes JSON for others."""
+"""A span as it was read: its rollout, its attempt, a row with the columns of `select_spans` first, and the result of
+`read_tokens`. `span_from` makes an object of it for callers in this process, `span_json` makes JSON for others."""
 
 
 def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:
@@ -274,8 +265,7 @@ def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | 
 
 
 def span_json(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None, *, packed: bool) -> str:
-    """Return a span as JSON text, without making the Span. Columns that hold JSON are inserted
-    unchanged.
+    """Return a span as JSON text, without making the Span. Columns that hold JSON are inserted unchanged.
 
     packed: write tokens as base64 of their arrays, for Leyden's client, not as lists of numbers.
     """
@@ -304,8 +294,8 @@ def _seconds(time: float | None) -> str:
 
 
 def resources_from(row: Row) -> ResourcesUpdate:
-    """Build a version of resources from a row of `select_resources`. It is validated, so that each
-    resource becomes an object of its kind.
+    """Build a version of resources from a row of `select_resources`. It is validated, so that each resource becomes an
+    object of its kind.
     """
     resources_id, version, create_time, update_time, resources, parent_id, parent_version, author, frozen = row
     return ResourcesUpdate.model_validate(

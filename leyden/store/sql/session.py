@@ -1,8 +1,7 @@
-"""Run operations on one SQLite connection: each in a transaction of its own, or many that share a
-commit.
+"""Run operations on one SQLite connection: each in a transaction of its own, or many that share a commit.
 
-The module knows transactions and the news to publish after them, and no thread. A thread must hold
-the session's `lock` while it uses it.
+The module knows transactions and the news to publish after them, and no thread. A thread must hold the session's `lock`
+while it uses it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from leyden.store.sql.driver import Operation
 from leyden.store.sql.sqlite import SqliteTransaction, as_leyden_error
 
 Publish = Callable[[int, Sequence[str], bool, bool], None]
-"""Called after a commit with how many rollouts were queued, which finished, whether spans were
-added, and whether labels changed."""
+"""Called after a commit with how many rollouts were queued, which finished, whether spans were added, and whether
+labels changed."""
 
 
 def _publish_nothing(claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> None:
@@ -52,9 +51,8 @@ class Session:
     ) -> None:
         """Use a connection.
 
-        role: "reader" and "writer" are two connections to one database. "only" is the sole
-            connection to its database, and reads without a transaction, because no other can change
-            what it reads.
+        role: "reader" and "writer" are two connections to one database. "only" is the sole connection to its database,
+            and reads without a transaction, because no other can change what it reads.
         publish: called with the news of each commit.
         """
         self.lock = threading.Lock()
@@ -76,8 +74,8 @@ class Session:
         most: int | None = None,
         reads: bool = False,
     ) -> Any:
-        """Run one operation, commit, and return its result. If it fails, roll back and raise its
-        error; an error of the database becomes a StoreError.
+        """Run one operation, commit, and return its result. If it fails, roll back and raise its error; an error of the
+        database becomes a StoreError.
 
         most: raise Long if the operation expects to touch more rows.
         reads: the operation changes nothing.
@@ -106,11 +104,10 @@ class Session:
         return answer
 
     def together(self, batch: Sequence[Work]) -> None:
-        """Run many operations, each in a savepoint, and commit once. If an operation raises, only
-        its own changes are undone.
+        """Run many operations, each in a savepoint, and commit once. If an operation raises, only its own changes are
+        undone.
 
-        The result or the error is stored in each `Work`. If the commit fails, all of them get its
-        error.
+        The result or the error is stored in each `Work`. If the commit fails, all of them get its error.
         """
         claimable, spans, labels, changed = 0, False, False, False
         finished: list[str] = []
@@ -139,8 +136,8 @@ class Session:
         self._connection.close()
 
     def _in_savepoint(self, work: Work) -> bool:
-        """Run an operation in a savepoint, and return whether it succeeded. Raise only if the
-        database has given up the whole transaction.
+        """Run an operation in a savepoint, and return whether it succeeded. Raise only if the database has given up the
+        whole transaction.
         """
         self._execute("SAVEPOINT work")
         try:

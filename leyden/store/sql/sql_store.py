@@ -1,8 +1,8 @@
-"""Implement `LightningStore` over a SQL driver: map each method to a function of the body, and
-implement the three operations behind the methods that wait.
+"""Implement `LightningStore` over a SQL driver: map each method to a function of the body, and implement the three
+operations behind the methods that wait.
 
-The module knows no database and no thread. To add a method, extend the protocol in `store/base.py`,
-write a function in `body/`, and add a line to the class.
+The module knows no database and no thread. To add a method, extend the protocol in `store/base.py`, write a function in
+`body/`, and add a line to the class.
 """
 
 from __future__ import annotations
@@ -46,11 +46,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], Any] | None = None) -> F:
-    """Return the protocol's `method`, implemented as a read of the body's `operation`. A test
-    compares their arguments.
+    """Return the protocol's `method`, implemented as a read of the body's `operation`. A test compares their arguments.
 
-    then: makes the result from the rows that were read, after the transaction, so that no other
-        operation waits for it.
+    then: makes the result from the rows that were read, after the transaction, so that no other operation waits for it.
     """
 
     @wraps(method, updated=())
@@ -66,8 +64,6 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
 
 
 def _writes(method: F, operation: Callable[..., Any]) -> F:
-    """Return the protocol's `method`, implemented as a write by the body's `operation`."""
-
     @wraps(method, updated=())
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._driver.write(operation, args, kwargs)
@@ -76,8 +72,7 @@ def _writes(method: F, operation: Callable[..., Any]) -> F:
 
 
 def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
-    """Return the protocol's `method`, implemented as a write whose `run_id` is by default the
-    caller's run.
+    """Return the protocol's `method`, implemented as a write whose `run_id` is by default the caller's run.
 
     The caller's run is read here because the operation may run in another thread.
     """
@@ -98,8 +93,7 @@ class SqlLightningStore(WaitingStore):
         "query_spans": (search.query_spans, answers.page_json),
         "query_spans_of": (search.query_spans_of, answers.by_rollout_json),
     }
-    """The methods that `json_of` implements: the operation, and a function that writes its result.
-    """
+    """The methods that `json_of` implements: the operation, and a function that writes its result."""
 
     def __init__(self, driver: Driver, signals: Signals, *, durable: bool) -> None:
         super().__init__(signals)
@@ -183,16 +177,14 @@ class SqlLightningStore(WaitingStore):
     cut_metrics = _writes(LightningStore.cut_metrics, runs.cut_metrics)
 
     async def restore(self, restored: Restored) -> None:
-        """Add the releases of another store to this one, which must be empty. Raise ConfigError if
-        it is not.
+        """Add the releases of another store to this one, which must be empty. Raise ConfigError if it is not.
 
         `leyden.store.restore.import_parquet` reads them from files.
         """
         await self._driver.write(restoring.restore, (restored,), {})
 
     async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
-        """Return the result of a method of `json_methods` as JSON, without making spans into
-        objects.
+        """Return the result of a method of `json_methods` as JSON, without making spans into objects.
 
         packed: write tokens as base64 of their arrays, for Leyden's client.
         """
@@ -205,15 +197,13 @@ class SqlLightningStore(WaitingStore):
             pass  # in steps, so that other operations can write between them
 
     async def next_deadline(self) -> float | None:
-        """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if
-        no deadline is pending.
+        """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no deadline is
+        pending.
         """
         return await self._driver.read(attempts.next_deadline, (), {})
 
     async def statistics(self) -> StoreStatistics:
-        """Return the numbers of rows of each kind, and of rollouts by status, from the database's
-        own counts.
-        """
+        """Return the numbers of rows of each kind, and of rollouts by status, from the database's own counts."""
         now, totals, by_status = await self._driver.read(statistics.counts, (), {})
         return StoreStatistics(
             name=type(self).__name__,

@@ -1,9 +1,8 @@
-"""SQLite behind the store: opening and migrating a database, transactions over a connection, and
-the meaning of its errors.
+"""SQLite behind the store: opening and migrating a database, transactions over a connection, and the meaning of its
+errors.
 
-It knows nothing of threads: `leyden/store/memory.py` and `leyden/store/sqlite.py` decide when a
-connection is used, and by which thread. To change the schema, add the next
-`migrations/sqlite/NNNN_*.sql`; a released one never changes.
+It knows nothing of threads: `leyden/store/memory.py` and `leyden/store/sqlite.py` decide when a connection is used, and
+by which thread. To change the schema, add the next `migrations/sqlite/NNNN_*.sql`; a released one never changes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from leyden.types import Rollout
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256
-"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a
-look-up."""
+"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a look-up."""
 _REMEDIES = {
     "SQLITE_BUSY": "another program holds a lock on it; close that program",
     "SQLITE_CANTOPEN": "check that the directory exists and can be written to",
@@ -42,8 +40,8 @@ _FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
-    """Return a connection in autocommit mode, in which transactions are begun explicitly. It may be
-    used by one thread at a time.
+    """Return a connection in autocommit mode, in which transactions are begun explicitly. It may be used by one thread
+    at a time.
     """
     # Without an adapter sqlite3 looks for one whenever it binds such a value, which takes 0.2 us.
     for kind in (type(None), bytes):
@@ -89,8 +87,8 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
 
 
 def fill_empty(connection: sqlite3.Connection) -> None:
-    """Give a new database in memory this version's schema. Copying an empty database that this
-    process has migrated takes 0.1 ms; migrating takes 5.
+    """Give a new database in memory this version's schema. Copying an empty database that this process has migrated
+    takes 0.1 ms; migrating takes 5.
     """
     _empty().backup(connection)
 
@@ -125,8 +123,8 @@ def store_error(url: str, error: sqlite3.Error) -> StoreError:
 
 
 def as_leyden_error(url: str, error: BaseException) -> BaseException:
-    """Return the error to raise for an error of an operation: a StoreError or a ConfigError for one
-    of the database, otherwise the error itself.
+    """Return the error to raise for an error of an operation: a StoreError or a ConfigError for one of the database,
+    otherwise the error itself.
     """
     if isinstance(error, sqlite3.Error):
         return store_error(url, error)
@@ -250,8 +248,8 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 
 @cache
 def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
-    """Return each query with `?` in the place of its named parameters, and a function that returns
-    their values in order. The database then need not look up names.
+    """Return each query with `?` in the place of its named parameters, and a function that returns their values in
+    order. The database then need not look up names.
     """
     return {
         name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()

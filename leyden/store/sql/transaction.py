@@ -1,8 +1,7 @@
-"""The interface of an operation to its database: named statements, the time, and fields for its
-news.
+"""The interface of an operation to its database: named statements, the time, and fields for its news.
 
-The module knows no database. A driver (`sqlite.py`, `postgres_transaction.py`) prepares a
-transaction for each operation, and publishes the news after the commit.
+The module knows no database. A driver (`sqlite.py`, `postgres_transaction.py`) prepares a transaction for each
+operation, and publishes the news after the commit.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ Row = Sequence[Any]
 
 
 Total = Literal["enqueued", "forgotten", "succeeded", "failed", "cancelled", "attempts", "spans", "bytes", "resources"]
-"""A count that the database keeps in its table `totals`. Attempts, spans and bytes are those of
-finished rollouts.
+"""A count that the database keeps in its table `totals`. Attempts, spans and bytes are those of finished rollouts.
 
 enqueued, forgotten: rollouts ever made in any way, and rollouts removed since."""
 TOTALS: tuple[Total, ...] = get_args(Total)
@@ -27,15 +25,15 @@ TOTALS: tuple[Total, ...] = get_args(Total)
 
 
 class Long(Exception):
-    """The operation touches more rows than a short one may. The driver runs it again in a thread
-    where it may take long.
+    """The operation touches more rows than a short one may. The driver runs it again in a thread where it may take
+    long.
     """
 
 
 @dataclass(slots=True)
 class SpanTarget:
-    """The state of an attempt and its rollout that adding spans needs: a row of `get_span_target`,
-    which each operation that adds spans keeps up to date.
+    """The state of an attempt and its rollout that adding spans needs: a row of `get_span_target`, which each operation
+    that adds spans keeps up to date.
     """
 
     rollout: int
@@ -68,20 +66,18 @@ class Transaction(Protocol):
     now: float
     """Unix seconds; one moment for the whole operation."""
     claimable: int
-    """How many rollouts this operation queued. As many waiting claims are woken after the commit.
-    """
+    """How many rollouts this operation queued. As many waiting claims are woken after the commit."""
     finished: list[str]
     """The rollouts that this operation finished. Their waiters are notified after the commit."""
     spans: bool
     """Whether this operation added spans. Waiters for spans are notified after the commit."""
     labels: bool
-    """Whether this operation changed labels or releases. Waiters for labels are notified after the
-    commit."""
+    """Whether this operation changed labels or releases. Waiters for labels are notified after the commit."""
     targets: dict[tuple[str, str], SpanTarget]
-    """Valid span targets by rollout and attempt: those that this operation read or made, and those
-    that earlier operations left if the driver knows that no other store has written since. A claim
-    adds its attempts. Other operations that change an attempt, a rollout or an index elsewhere than
-    in `body/spans.py` neither read them nor call `keep_targets`."""
+    """Valid span targets by rollout and attempt: those that this operation read or made, and those that earlier
+    operations left if the driver knows that no other store has written since. A claim adds its attempts. Other
+    operations that change an attempt, a rollout or an index elsewhere than in `body/spans.py` neither read them nor
+    call `keep_targets`."""
 
     @property
     def clock(self) -> float | None:
@@ -92,40 +88,37 @@ class Transaction(Protocol):
         ...
 
     def date(self, rollout: Rollout, /) -> None:
-        """Set the `start_time` of a new rollout to the operation's time, at the latest when the
-        operation is committed.
+        """Set the `start_time` of a new rollout to the operation's time, at the latest when the operation is
+        committed.
         """
         ...
 
     def expect(self, rows: int | None, /) -> None:
-        """Declare, before anything is written, how many rows the operation touches. None: unknown,
-        perhaps many.
+        """Declare, before anything is written, how many rows the operation touches. None: unknown, perhaps many.
 
-        Raise Long if the driver runs operations of this length elsewhere. An operation that
-        declares nothing is short.
+        Raise Long if the driver runs operations of this length elsewhere. An operation that declares nothing is short.
         """
         ...
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
-        """Return the valid target of an attempt, which adding spans needs; None if it must be read
-        from the database.
+        """Return the valid target of an attempt, which adding spans needs; None if it must be read from the
+        database.
         """
         ...
 
     def keep_targets(self) -> None:
-        """Declare that `targets` is up to date with all changes of this operation, so that the next
-        one may use them.
+        """Declare that `targets` is up to date with all changes of this operation, so that the next one may use them.
 
         Without this call, or if the operation fails, they are dropped after it.
         """
         ...
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
-        """Lock the rollouts that this operation will change until the commit. Call it before the
-        first of them is read, in an operation on several rollouts.
+        """Lock the rollouts that this operation will change until the commit. Call it before the first of them is read,
+        in an operation on several rollouts.
 
-        They are locked in one order, so that two operations do not deadlock. An operation on one
-        rollout need not call it.
+        They are locked in one order, so that two operations do not deadlock. An operation on one rollout need not call
+        it.
         """
         ...
 
@@ -137,18 +130,16 @@ class Transaction(Protocol):
         ...
 
     def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
-        """Announce the parameters with which `one` or `all` will be called, each for one rollout.
-        Call it after `lock`, and before the first write.
+        """Announce the parameters with which `one` or `all` will be called, each for one rollout. Call it after `lock`,
+        and before the first write.
 
-        A driver whose database is remote requests all rows at once, unless a rollout is named
-        twice, because the write for the first may change the row that the second reads.
+        A driver whose database is remote requests all rows at once, unless a rollout is named twice, because the write
+        for the first may change the row that the second reads.
         """
         ...
 
     def run(self, query: str, /, **parameters: Any) -> None:
-        """Run a statement whose outcome is not read. Its error may be raised later, by the commit
-        at the latest.
-        """
+        """Run a statement whose outcome is not read. Its error may be raised later, by the commit at the latest."""
         ...
 
     def change(self, query: str, /, **parameters: Any) -> int:
@@ -171,8 +162,7 @@ class Transaction(Protocol):
         ...
 
     def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
-        """Insert rows, skip those that exist, and return how many were new. It is fastest if all
-        are new.
+        """Insert rows, skip those that exist, and return how many were new. It is fastest if all are new.
 
         The query must be an INSERT of one row whose VALUES are all `?`.
         """
@@ -187,9 +177,7 @@ class Transaction(Protocol):
         ...
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
-        """Return all rows of a named query with filters, an order and a limit behind it (from
-        `pages.py`).
-        """
+        """Return all rows of a named query with filters, an order and a limit behind it (from `pages.py`)."""
         ...
 
     def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:

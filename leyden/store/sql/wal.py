@@ -1,11 +1,10 @@
-"""Keep SQLite's write-ahead log short and the database's file small, on a thread of its own, so
-that no commit waits for it.
+"""Keep SQLite's write-ahead log short and the database's file small, on a thread of its own, so that no commit waits
+for it.
 
-A checkpoint copies the log into the database and waits for the disk twice. Most of that happens
-while the writer works; only the last step holds the session. Writing then begins at the start of
-the log again, and the log's file keeps its length, because overwriting a page costs a third of
-adding one. SQLite uses pages again that retention freed. If there are many, they are given back to
-the disk, a few at a time.
+A checkpoint copies the log into the database and waits for the disk twice. Most of that happens while the writer works;
+only the last step holds the session. Writing then begins at the start of the log again, and the log's file keeps its
+length, because overwriting a page costs a third of adding one. SQLite uses pages again that retention freed. If there
+are many, they are given back to the disk, a few at a time.
 """
 
 from __future__ import annotations
@@ -27,22 +26,21 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY = 64
 """The number of writes between two checks of the log's size."""
 LOG_BYTES = 16 * 2**20
-"""A longer log is copied into the database. It is large, so that a page that many commits change is
-copied once."""
+"""A longer log is copied into the database. It is large, so that a page that many commits change is copied once."""
 _SPARE_PAGES, _SPARE_SHARE = 4096, 0.25
 """Free pages that stay in the file for later writes: this many (16 MB), or this share of it."""
 _STEP_PAGES = 32
 """Pages that one step removes from the file while a writer waits: usually 0.1 ms, rarely 5."""
 _LOG_HEADER = struct.Struct(">8xI4x8s8x")
-"""The log's header: the size of a page, and the salt of the frames that belong to it
-(sqlite.org/fileformat2.html, 4.1)."""
+"""The log's header: the size of a page, and the salt of the frames that belong to it (sqlite.org/fileformat2.html,
+4.1)."""
 _FRAME_HEADER = struct.Struct(">8x8s8x")
 """A frame's header: the salt that was the log's when the frame was written. The page follows."""
 
 
 class Checkpointer:
-    """Shortens the log of the database at `path`, which `session` writes, and the file itself,
-    until `stop`. It owns `connection`.
+    """Shortens the log of the database at `path`, which `session` writes, and the file itself, until `stop`. It owns
+    `connection`.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection, session: Session) -> None:
@@ -92,10 +90,9 @@ def _serve(
 def _bytes_in_use(log: Path) -> int:
     """Return how many bytes were written to the log since writing last began at its start.
 
-    The log's index has this number too, but no process may open and close the index beside SQLite:
-    closing a file releases all locks that the process holds on it, and the next process that opens
-    the database would take the index for abandoned and truncate it under the writer. The log itself
-    holds no locks.
+    The log's index has this number too, but no process may open and close the index beside SQLite: closing a file
+    releases all locks that the process holds on it, and the next process that opens the database would take the index
+    for abandoned and truncate it under the writer. The log itself holds no locks.
     """
     with log.open("rb", buffering=0) as file:
         header = file.read(_LOG_HEADER.size)
@@ -113,7 +110,6 @@ def _bytes_in_use(log: Path) -> int:
 
 
 def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:
-    """Copy the log into the database, in two steps."""
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, while others write
     with session.lock:  # the rest; the next commit writes at the log's start, unless a reader still uses it
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -125,9 +121,7 @@ def _has_many_free(connection: sqlite3.Connection) -> bool:
 
 
 def _give_back(connection: sqlite3.Connection, session: Session) -> None:
-    """Cut free pages off the end of the file, then pause for the same time, so that writers get a
-    turn.
-    """
+    """Cut free pages off the end of the file, then pause for the same time, so that writers get a turn."""
     with session.lock:
         started = time.monotonic()
         connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")  # `execute` would stop at the first page

@@ -1,9 +1,9 @@
-"""Instrument the libraries with which agents call models: one context manager for each library,
-which does nothing if the library is not installed.
+"""Instrument the libraries with which agents call models: one context manager for each library, which does nothing if
+the library is not installed.
 
-`instrument("httpx", "openai")` enters several of them; a tracer keeps them entered while a trace is
-open. `route.py` says where a model call goes, and `instruments.py` lists the instrumentations. None of
-them knows a tracer, a runner or a gateway.
+`instrument("httpx", "openai")` enters several of them; a tracer keeps them entered while a trace is open. `route.py`
+says where a model call goes, and `instruments.py` lists the instrumentations. None of them knows a tracer, a runner or
+a gateway.
 """
 
 from leyden.tracing.instrumentation.instrumentation import Instrumentation as Instrumentation

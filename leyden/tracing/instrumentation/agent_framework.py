@@ -1,5 +1,5 @@
-"""Instrument Microsoft's Agent Framework, which makes OpenTelemetry's spans by itself: agents,
-tools, workflows, and model calls with their messages.
+"""Instrument Microsoft's Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows, and
+model calls with their messages.
 
 A call of `disable_instrumentation()` by the user stays in force.
 """

@@ -1,5 +1,5 @@
-"""Instrument `aiohttp`'s client: its requests to a model go to the attempt's gateway, with the
-trace context in their headers.
+"""Instrument `aiohttp`'s client: its requests to a model go to the attempt's gateway, with the trace context in their
+headers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _routed(original: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., 
 
 
 def _redirected(session: Any, route: Any, given: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the URL and the arguments of a request as the route wants them; unchanged for a
-    request that is no model call.
+    """Return the URL and the arguments of a request as the route wants them; unchanged for a request that is no model
+    call.
     """
     url = session._build_url(given)
     own = session._prepare_headers(kwargs.get("headers"))  # the session's and the request's

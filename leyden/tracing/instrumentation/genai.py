@@ -1,5 +1,5 @@
-"""Instrument OpenAI's and Anthropic's SDKs and LangChain by OpenTelemetry's own packages: a call is
-a span with messages, usage and response id.
+"""Instrument OpenAI's and Anthropic's SDKs and LangChain by OpenTelemetry's own packages: a call is a span with
+messages, usage and response id.
 
 The extras `openai-instrumentation`, `anthropic-instrumentation` and `langchain` bring the packages.
 """

@@ -1,9 +1,9 @@
-"""Instrument `httpx` and `httpx2`: their requests to a model go to the attempt's gateway, with the
-trace context in their headers.
+"""Instrument `httpx` and `httpx2`: their requests to a model go to the attempt's gateway, with the trace context in
+their headers.
 
-The two have one interface. The patched method, `send`, is below all request methods of a client and
-above redirects, proxies and transports. So the patch also reaches clients that were made before it,
-and subclasses such as OpenAI's and Anthropic's clients.
+The two have one interface. The patched method, `send`, is below all request methods of a client and above redirects,
+proxies and transports. So the patch also reaches clients that were made before it, and subclasses such as OpenAI's and
+Anthropic's clients.
 """
 
 from __future__ import annotations

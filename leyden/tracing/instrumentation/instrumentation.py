@@ -1,7 +1,7 @@
 """The base of instrumentations: a library is changed while at least one block is open.
 
-This module knows no library. To instrument one, write a module with a subclass of `Instrumentation`
-(of `Patches` if it replaces methods), and add a line to `instruments.py`.
+This module knows no library. To instrument one, write a module with a subclass of `Instrumentation` (of `Patches` if it
+replaces methods), and add a line to `instruments.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _installed: dict[type[Instrumentation], Instrumentation] = {}
 class Instrumentation(AbstractContextManager[None], ABC):
     """Changes a library inside `with`.
 
-    Blocks may be nested and may overlap, in any threads: the first one installs, the last one
-    removes. Where the library is not installed the block does nothing.
+    Blocks may be nested and may overlap, in any threads: the first one installs, the last one removes. Where the
+    library is not installed the block does nothing.
     """
 
     modules: ClassVar[tuple[str, ...]]
@@ -78,8 +78,8 @@ class Patches(Instrumentation):
     """An instrumentation that replaces methods."""
 
     _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
-    """The patches of each class. They are kept after `remove`, because a patch that another
-    library's patch covers cannot be undone; applying it anew would patch the method twice."""
+    """The patches of each class. They are kept after `remove`, because a patch that another library's patch covers
+    cannot be undone; applying it anew would patch the method twice."""
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:

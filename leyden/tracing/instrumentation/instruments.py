@@ -64,9 +64,7 @@ def instrument(*wanted: str) -> AbstractContextManager[None]:
 
 
 class _Together(AbstractContextManager[None]):
-    """Enters several context managers as one. It is entered with every trace, so it does not pay
-    for an ExitStack.
-    """
+    """Enters several context managers as one. It is entered with every trace, so it does not pay for an ExitStack."""
 
     def __init__(self, blocks: Sequence[Instrumentation]) -> None:
         self._blocks = blocks

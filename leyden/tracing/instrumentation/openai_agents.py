@@ -1,13 +1,11 @@
-"""Instrument OpenAI's Agents SDK: agents and tools, by OpenTelemetry's own package (extra
-`openai-agents`).
+"""Instrument OpenAI's Agents SDK: agents and tools, by OpenTelemetry's own package (extra `openai-agents`).
 
-Its model calls are the OpenAI SDK's, which the instrumentation `openai` records. By default the
-Agents SDK sends its own traces to OpenAI with the user's key; while a block is open it does not.
-Processors that the user has added stay.
+Its model calls are the OpenAI SDK's, which the instrumentation `openai` records. By default the Agents SDK sends its
+own traces to OpenAI with the user's key; while a block is open it does not. Processors that the user has added stay.
 
-The SDK shares one HTTP client among all runs, whichever event loop they are in, and
-`Runner.run_sync` in several threads then fails with "bound to a different event loop". While a
-block is open each event loop has a client of its own.
+The SDK shares one HTTP client among all runs, whichever event loop they are in, and `Runner.run_sync` in several
+threads then fails with "bound to a different event loop". While a block is open each event loop has a client of its
+own.
 """
 
 from __future__ import annotations
@@ -68,13 +66,11 @@ def _by_loop(original: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _exporter() -> Any:
-    """Return the processor that sends the SDK's traces to OpenAI."""
     processors: Any = importlib.import_module("agents.tracing.processors")
     return processors.default_processor()
 
 
 def _processors() -> tuple[Any, ...]:
-    """Return the SDK's trace processors."""
     tracing: Any = importlib.import_module("agents.tracing")
     return tracing.get_trace_provider()._multi_processor._processors  # it has no public name
 

@@ -1,7 +1,7 @@
 """Instrument AutoGen and CrewAI by OpenInference's packages (extras `autogen` and `crewai`).
 
-CrewAI sends telemetry to its makers unless an environment variable forbids it. While a block is
-open, the variable is set.
+CrewAI sends telemetry to its makers unless an environment variable forbids it. While a block is open, the variable is
+set.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class CrewAIInstrumentation(PackagedInstrumentation):
         super().install()
 
     def remove(self) -> None:
-        """Restore CrewAI and the user's telemetry setting, after CrewAI has handled the block's
-        events.
+        """Restore CrewAI and the user's telemetry setting, after CrewAI has handled the block's events.
 
         Threads of CrewAI handle these events, the telemetry among them, after the agent has ended.
         """

@@ -1,8 +1,8 @@
-"""Use the instrumentations that others maintain: OpenTelemetry's GenAI packages and
-OpenInference's, which share one interface.
+"""Use the instrumentations that others maintain: OpenTelemetry's GenAI packages and OpenInference's, which share one
+interface.
 
-The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says
-otherwise. A library that the user has already instrumented with its package is left as it is.
+The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise. A
+library that the user has already instrumented with its package is left as it is.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PackagedInstrumentation(Instrumentation):
 
 @contextmanager
 def _defaults(variables: dict[str, str]) -> Generator[None]:
-    """Set environment variables during the block, except those that the user has set. A library
-    reads them while it is instrumented.
+    """Set environment variables during the block, except those that the user has set. A library reads them while it is
+    instrumented.
     """
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)

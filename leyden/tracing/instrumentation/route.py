@@ -1,12 +1,11 @@
 """Routes: the target of an attempt's model calls, and the headers that they carry.
 
-A `CallRoute` is a value in OpenTelemetry's context, so it follows that context into tasks and
-threads. A tracer puts a route there for each trace, the runner sets the attempt's gateway, and an
-instrumentation calls `redirect` for each request. The module knows URLs and headers, and neither an
-HTTP client nor a tracer.
+A `CallRoute` is a value in OpenTelemetry's context, so it follows that context into tasks and threads. A tracer puts a
+route there for each trace, the runner sets the attempt's gateway, and an instrumentation calls `redirect` for each
+request. The module knows URLs and headers, and neither an HTTP client nor a tracer.
 
-To route the calls of a service that is not in MODEL_HOSTS, give its host to
-`OtelTracer(model_hosts=...)`, with the path before `/v1` if there is one (`openrouter.ai/api`).
+To route the calls of a service that is not in MODEL_HOSTS, give its host to `OtelTracer(model_hosts=...)`, with the
+path before `/v1` if there is one (`openrouter.ai/api`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from leyden.types import semconv
 MODEL_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
 ROUTE_KEY: Final = otel_context.create_key("leyden-route")
 SENT_HEADER: Final = "x-leyden-sent"
-"""The header in which the agent's process says when it sent a call: Unix seconds by its own clock.
-"""
+"""The header in which the agent's process says when it sent a call: Unix seconds by its own clock."""
 _KEY_HEADERS: Final = ("x-api-key", "api-key")
 
 
@@ -48,16 +46,14 @@ class CallRoute:
     model_hosts: Sequence[str] = MODEL_HOSTS
     """Which requests are model calls: by host, or host and the beginning of the path."""
     base_url: str | None = None
-    """The attempt's own address at the gateway; it ends in `/v1`. None: calls go where the agent
-    sends them."""
+    """The attempt's own address at the gateway; it ends in `/v1`. None: calls go where the agent sends them."""
     api_key: str | None = None
     """The key for the gateway, in place of the agent's own key."""
 
     def redirect(self, url: str, headers: Mapping[str, str]) -> Redirection | None:
         """Return the changes to a request, or None for a request that is no model call.
 
-        headers: the request's headers, by names in lower case. A trace context that is among them
-            is kept.
+        headers: the request's headers, by names in lower case. A trace context that is among them is kept.
         """
         parts = urlsplit(url)
         root = self._root()
@@ -89,8 +85,8 @@ class CallRoute:
         return ",".join(f"{name}={quote(value, safe='')}" for name, value in ids.items())
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which model clients find the attempt's gateway;
-        empty if the attempt has none.
+        """Return the environment variables with which model clients find the attempt's gateway; empty if the attempt
+        has none.
         """
         if self.base_url is None:
             return {}
@@ -108,8 +104,8 @@ class CallRoute:
         return self.base_url and self.base_url.rstrip("/").removesuffix("/v1")
 
     def _matching(self, host: str, path: str) -> str | None:
-        """Return the path prefix of the model host that an address matches ("" for a host without
-        one); None if the address matches no model host.
+        """Return the path prefix of the model host that an address matches ("" for a host without one); None if the
+        address matches no model host.
         """
         for known in self.model_hosts:
             name, slash, prefix = known.lower().rstrip("/").partition("/")

@@ -1,7 +1,7 @@
 """Curves of runs: as text for a terminal, as SVG, and as PNG where matplotlib is installed.
 
-It knows series of numbers, and neither runs nor their files. A series is drawn over its iterations;
-values that are not finite are left out.
+It knows series of numbers, and neither runs nor their files. A series is drawn over its iterations; values that are not
+finite are left out.
 """
 
 from __future__ import annotations
@@ -49,19 +49,16 @@ class _Frame:
     high: float
 
     def across(self, iteration: float) -> float:
-        """Return the place of an iteration, 0 on the left and 1 on the right."""
         return (iteration - self.first) / (self.last - self.first) if self.last > self.first else 0.5
 
     def up(self, value: float) -> float:
-        """Return the place of a value, 0 at the bottom and 1 at the top."""
         return share(value, self.low, self.high) if self.high > self.low else 0.5
 
 
 def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) -> list[str]:
     """Return the lines of a chart with labelled axes.
 
-    One series is drawn as a line of braille dots. Of several, each has a marker, which a legend
-    names.
+    One series is drawn as a line of braille dots. Of several, each has a marker, which a legend names.
     width: columns in all; fewer than 30 are taken for 30.
     height: lines of the drawing, without axis and legend.
     Raise ConfigError if no series has a finite value.
@@ -102,9 +99,7 @@ def _marker(number: int) -> str:
 
 
 def _braille(series: Series, frame: _Frame, columns: int, height: int) -> list[str]:
-    """Return the lines of a chart of one series, in braille characters: 2 by 4 dots for each
-    character.
-    """
+    """Return the lines of a chart of one series, in braille characters: 2 by 4 dots for each character."""
     wide, tall = 2 * columns, 4 * height
     cells = [[0] * columns for _ in range(height)]
 
@@ -222,8 +217,8 @@ def _write_png(series: Sequence[Series], path: Path, title: str) -> None:
 
 
 def share(value: float, low: float, high: float) -> float:
-    """Return the place of a value between two others, from 0 to 1. Their range may be wider than a
-    float can say, or as narrow as the smallest one.
+    """Return the place of a value between two others, from 0 to 1. Their range may be wider than a float can say, or as
+    narrow as the smallest one.
     """
     if math.isfinite(high - low):
         return (value - low) / (high - low)
@@ -247,9 +242,7 @@ def ticks(low: float, high: float, at_most: int = 6) -> list[float]:
 
 
 def _finite(series: Sequence[Series]) -> list[Series]:
-    """Return the series without values that are not finite; a series without any other is left
-    out.
-    """
+    """Return the series without values that are not finite; a series without any other is left out."""
     kept: list[Series] = []
     for each in series:
         points = [(i, v) for i, v in zip(each.iterations, each.values, strict=True) if math.isfinite(v)]
@@ -274,8 +267,8 @@ def _frame(series: Sequence[Series]) -> _Frame:
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """Return the curve of `values` in at most `width` characters.
 
-    Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`;
-    if all are equal, every character is `▄`. Values that are None, NaN or infinite leave a gap.
+    Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`; if all are equal,
+    every character is `▄`. Values that are None, NaN or infinite leave a gap.
     """
     columns = [_mean(part) for part in _parts(values, width)]
     finite = [value for value in columns if value is not None]

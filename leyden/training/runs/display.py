@@ -49,9 +49,8 @@ def _terminal_width() -> int:
 def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None) -> str:
     """Return the run's name, algorithm, model and data in one line.
 
-    For example `run 20261122-101500-ab12 | PolicyGradient on tiny (117k weights) | 32 tasks, 8 x 16
-    rollouts a step`. Parts that `config` lacks are left out. A part that makes the line wider than
-    `width` is shortened or left out.
+    For example `run 20261122-101500-ab12 | PolicyGradient on tiny (117k weights) | 32 tasks, 8 x 16 rollouts a step`.
+    Parts that `config` lacks are left out. A part that makes the line wider than `width` is shortened or left out.
 
     config: the configuration in the run's `run.json`.
     width: columns; None takes those of the terminal on standard error, 120 without a terminal.
@@ -107,11 +106,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     """Return the lines that `fit` shows at the end of a run.
 
-    They say how the run ended, how many rollouts it had and why some failed, its reward with a
-    small curve, the reward of its validations, where its files are, and which commands show more.
+    They say how the run ended, how many rollouts it had and why some failed, its reward with a small curve, the reward
+    of its validations, where its files are, and which commands show more.
 
-    width: columns, for all lines but paths and commands; None takes those of the terminal on
-        standard error, 120 without a terminal.
+    width: columns, for all lines but paths and commands; None takes those of the terminal on standard error, 120
+        without a terminal.
     """
     width = width or _terminal_width()
     lines: list[str] = []
@@ -197,7 +196,6 @@ def _failures(summary: RunSummary) -> list[str]:
 
 
 def _result_has_reward(summary: RunSummary) -> bool:
-    """Return whether the result says the run's one reward, as that of an evaluation does."""
     has_one = summary.reward is not None and len(summary.reward.values) == 1
     return has_one and getattr(summary.result, "reward", None) is not None
 

@@ -1,10 +1,9 @@
 """A run's folder: the names of its files, and `run.json`.
 
-`run.json` is written whole when a run begins, and again when it ends. While the run lives, its
-recorder only touches the file, so that the time of its last change is the run's heartbeat.
+`run.json` is written whole when a run begins, and again when it ends. While the run lives, its recorder only touches
+the file, so that the time of its last change is the run's heartbeat.
 
-To add a field, add it to `Manifest`, `write` and `_read_current`; older files lack it, so give it a
-default.
+To add a field, add it to `Manifest`, `write` and `_read_current`; older files lack it, so give it a default.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class Manifest:
     def state(self) -> RunState:
         """The recorded status; `crashed` if the run is recorded as running and its process is gone.
 
-        A process on another machine cannot be looked for; there, the run has crashed if its last
-        heartbeat is a minute old.
+        A process on another machine cannot be looked for; there, the run has crashed if its last heartbeat is a minute
+        old.
         """
         if self.record.status != "running":
             return self.record.status

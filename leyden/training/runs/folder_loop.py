@@ -33,9 +33,7 @@ class FolderWriter(LogWriter):
 
 
 class FolderCallback(Callback):
-    """Removes the rows after the checkpoint from which the loop continues, because the loop writes
-    them again.
-    """
+    """Removes the rows after the checkpoint from which the loop continues, because the loop writes them again."""
 
     def __init__(self, folder: FolderRecorder) -> None:
         self._folder = folder
@@ -52,9 +50,8 @@ class FolderCallback(Callback):
 def recording(folder: FolderRecorder) -> Generator[None]:
     """Open the folder's files for a run, and record at the end of the block how the run ended.
 
-    Without an error it has succeeded, after Ctrl-C it is stopped, after another error it has
-    failed. A block that closes the folder itself decides instead, because only the first close
-    counts.
+    Without an error it has succeeded, after Ctrl-C it is stopped, after another error it has failed. A block that
+    closes the folder itself decides instead, because only the first close counts.
     """
     folder.open()
     try:

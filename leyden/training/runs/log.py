@@ -1,11 +1,10 @@
-"""`RunLog`: writes the lines of the `leyden` logger to the run's folder. What the user sees does
-not change.
+"""`RunLog`: writes the lines of the `leyden` logger to the run's folder. What the user sees does not change.
 
-Records from INFO on go to the file. If the user's level is higher, the logger is set to INFO while
-the run lasts, and a filter keeps the lower records from all handlers that were there before. In a
-program without any handler, Python itself shows warnings on standard error; the file's handler ends
-that, so a handler for warnings is added while the run lasts. A logger whose name ends in `.details`
-keeps the user's level: its records are too many for a file that every run writes.
+Records from INFO on go to the file. If the user's level is higher, the logger is set to INFO while the run lasts, and a
+filter keeps the lower records from all handlers that were there before. In a program without any handler, Python itself
+shows warnings on standard error; the file's handler ends that, so a handler for warnings is added while the run lasts.
+A logger whose name ends in `.details` keeps the user's level: its records are too many for a file that every run
+writes.
 """
 
 from __future__ import annotations
@@ -55,14 +54,11 @@ class RunLog:
             _Lowered.release()
 
     def _is_ours(self, record: logging.LogRecord) -> bool:
-        """Return whether the record was logged by this run's context, or outside of any run's."""
         return current_run_id.get() in (None, self._run_id)
 
 
 class _FileHandler(WatchedFileHandler):
-    """Appends to a file that only this user may read. It follows a log rotation, which renames the
-    file or cuts it.
-    """
+    """Appends to a file that only this user may read. It follows a log rotation, which renames the file or cuts it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -75,8 +71,7 @@ class _FileHandler(WatchedFileHandler):
 
 
 class _Lowered:
-    """The `leyden` logger, set to INFO. Its other handlers get only the records that they got
-    before.
+    """The `leyden` logger, set to INFO. Its other handlers get only the records that they got before.
 
     The runs of a process share one: each calls `hold`, then `release`.
     """
@@ -147,9 +142,7 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """Yield each handler that records of `leyden` loggers reach, also those of the
-    loggers above.
-    """
+    """Yield each handler that records of `leyden` loggers reach, also those of the loggers above."""
     seen: set[int] = set()
     ancestors: list[logging.Logger] = []
     above: logging.Logger | None = logger

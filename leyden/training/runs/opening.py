@@ -1,6 +1,4 @@
-"""Begin a run in a folder, or continue one: find its folder, and check that the configuration fits
-the run.
-"""
+"""Begin a run in a folder, or continue one: find its folder, and check that the configuration fits the run."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ _MAY_DIFFER = (
     *("strategy", "strategy_options", "adapter", "tracer", "n_runners", "concurrency", "max_rollouts"),
     *("versions", "git", "argv", "program", "store"),
 )
-"""Parts of the configuration that may differ from one process of a run to the next without a
-warning."""
+"""Parts of the configuration that may differ from one process of a run to the next without a warning."""
 PAUSED_SECONDS = "paused_seconds"
 """The entry of a resumed run's configuration with the seconds in which no process worked on it."""
 
@@ -41,16 +38,15 @@ def begin_run(
 ) -> tuple[Path, Manifest]:
     """Return the folder and the manifest of a new run, or with `resume` of the run to continue.
 
-    directory: None makes a new folder under `.leyden/`. With `resume` it takes the newest run there
-        that this program started with this algorithm.
+    directory: None makes a new folder under `.leyden/`. With `resume` it takes the newest run there that this program
+        started with this algorithm.
     kind: the kind of work, as in `RunRecord`.
     name: None takes the folder's name, or keeps the name of a run that is resumed.
     config: the configuration of this start.
 
-    The folder of a new run exists afterwards; `run.json` is written when its recorder opens. If the
-    data or the options of a resumed run have changed, the changes are logged. Raise ConfigError for
-    a folder that holds a run already, for a run to resume that is missing, and for a run of another
-    algorithm or model.
+    The folder of a new run exists afterwards; `run.json` is written when its recorder opens. If the data or the options
+    of a resumed run have changed, the changes are logged. Raise ConfigError for a folder that holds a run already, for
+    a run to resume that is missing, and for a run of another algorithm or model.
     """
     if resume:
         return _resumed(_newest(config, kind) if directory is None else directory, name, config)
@@ -84,8 +80,7 @@ def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple
 def _newest(config: Mapping[str, Any], kind: str) -> Path:
     """Return the folder of the newest run that this program started with this algorithm.
 
-    A run of an earlier format names neither, and counts as one of them. Raise ConfigError if there
-    is none.
+    A run of an earlier format names neither, and counts as one of them. Raise ConfigError if there is none.
     """
     runs = [run for run in list_runs() if run.record.kind == kind]
     if not runs:
@@ -118,10 +113,6 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _same_algorithm(one: str | None, other: str | None) -> bool:
-    """Return whether both import paths name one class.
-
-    A script's own class is `__main__.X` in the script and `script.X` where it is imported.
-    """
     if one is None or other is None or one == other:
         return one == other
     return "__main__" in (one.split(".")[0], other.split(".")[0]) and one.split(".")[-1] == other.split(".")[-1]

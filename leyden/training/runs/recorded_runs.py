@@ -1,7 +1,7 @@
 """Open a run that was recorded: from its folder, by its name or id, or from a store.
 
-A reader changes nothing, so a run can be read while it is running. Each method reads the files or
-the store anew. A half-written last line, which a kill may leave, is skipped.
+A reader changes nothing, so a run can be read while it is running. Each method reads the files or the store anew. A
+half-written last line, which a kill may leave, is skipped.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class FailedRollout:
     mode: str | None = None
     """`train`, `val` or `test`; None if unknown."""
     iteration: int | None = None
-    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if
-    unknown."""
+    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if unknown."""
 
 
 class RecordedRun(ABC):
@@ -112,8 +111,8 @@ class RecordedRun(ABC):
     def read_store(self, query: Callable[[LightningStore], Awaitable[T]]) -> T:
         """Open the run's store, await one query of it, and return the result.
 
-        For synchronous code: the query runs in a thread of its own, so that it works in notebooks,
-        where an event loop runs already.
+        For synchronous code: the query runs in a thread of its own, so that it works in notebooks, where an event loop
+        runs already.
         """
         return _in_thread(self.open_store, query)
 
@@ -201,8 +200,8 @@ class _StoreRun(RecordedRun):
 def iteration_of(rollout: Rollout) -> int | None:
     """Return the iteration that a rollout was for, counted as in the metrics; None if unknown.
 
-    A rollout's `step` is the number of iterations that had finished when it was requested. A
-    training rollout belongs to the next iteration; a validation measures the finished one.
+    A rollout's `step` is the number of iterations that had finished when it was requested. A training rollout belongs
+    to the next iteration; a validation measures the finished one.
     """
     step = rollout.metadata.get("step")
     return step + (1 if rollout.mode == "train" else 0) if isinstance(step, int) else None
@@ -225,9 +224,8 @@ def failure_of(rollout: Rollout) -> FailedRollout:
 def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     """Open a run that is running, finished or crashed.
 
-    source: a run's folder; the folder's name, name or id of a run under `.leyden/`, or a unique
-        beginning of one; "latest" for the run under `.leyden/` that was started last; or the path
-        or URL of a store.
+    source: a run's folder; the folder's name, name or id of a run under `.leyden/`, or a unique beginning of one;
+        "latest" for the run under `.leyden/` that was started last; or the path or URL of a store.
     run_id: the run's id, for a store that holds several runs.
     Raise ConfigError if there is no such run, or if several match.
     """
@@ -295,8 +293,8 @@ def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[Lightning
 def list_runs(root: Path = RUNS) -> list[RecordedRun]:
     """Return the runs in the folders of `root`, the last started first.
 
-    A folder whose `run.json` cannot be read is left out, with a warning. A run that is not directly
-    under `root` is not found. Raise ConfigError if `root` cannot be read.
+    A folder whose `run.json` cannot be read is left out, with a warning. A run that is not directly under `root` is not
+    found. Raise ConfigError if `root` cannot be read.
     """
     runs, damaged = find_runs(root)
     for trouble in damaged:
@@ -350,8 +348,7 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 def read_rows(path: Path) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl` in order of iterations; none if the file is missing.
 
-    Rows of one stage and iteration are joined, as `in_order` says. Raise ConfigError for a damaged
-    line.
+    Rows of one stage and iteration are joined, as `in_order` says. Raise ConfigError for a damaged line.
     """
     rows: list[MetricsRow] = []
     for number, line in _lines(path):

@@ -1,8 +1,8 @@
 """`RunRecorder`: writes the reports of a run to its folder and to its store.
 
-A trainer makes one for each run, opens it when the store is open, attaches it to the `Run` that the
-algorithm is given, and closes it before the store. A report never waits for the store: the row is
-handed to the trainer's event loop, which writes all pending rows in one call.
+A trainer makes one for each run, opens it when the store is open, attaches it to the `Run` that the algorithm is given,
+and closes it before the store. A report never waits for the store: the row is handed to the trainer's event loop, which
+writes all pending rows in one call.
 
 A store that fails is reported once and does not end the run: the folder has everything.
 """
@@ -103,8 +103,7 @@ class RunRecorder:
     async def close(self, status: RunStatus, cause: str | None = None) -> None:
         """Record how the run has ended, in the folder and then in the store.
 
-        The folder comes first, because the store may be what failed. Errors of the store are
-        logged, and not raised.
+        The folder comes first, because the store may be what failed. Errors of the store are logged, and not raised.
         """
         for task in self._tasks:
             task.cancel()
@@ -165,9 +164,7 @@ class RunRecorder:
         return _RowWriter(self, None if self._folder is None else self._folder.directory / METRICS)
 
     def _reporting_loop(self) -> ReportedLoop:
-        """Return the loop through which the algorithm reports its stages; make it at the first
-        report.
-        """
+        """Return the loop through which the algorithm reports its stages; make it at the first report."""
         with self._lock:
             if self._reported is None:
                 callbacks = () if self._bar is None else (self._bar(),)
@@ -235,8 +232,8 @@ class RunRecorder:
     async def _look_for_failures(self) -> None:
         """Record the rollouts that have failed since the last query.
 
-        Pages are read from the newest failure back to the last recorded one, so the cost grows with
-        the number of new failures alone.
+        Pages are read from the newest failure back to the last recorded one, so the cost grows with the number of new
+        failures alone.
         """
         async with self._looking:
             self._looked_at = time.monotonic()
@@ -278,8 +275,7 @@ class _Mirror:
         self._store, self._run_id = store, run_id
         self._loop = asyncio.get_running_loop()
         self._pending: list[list[MetricPoint] | int] = []
-        """Changes in order: a list of points to add, or an iteration after which to remove
-        points."""
+        """Changes in order: a list of points to add, or an iteration after which to remove points."""
         self._lock = threading.Lock()
         self._writing = asyncio.Lock()
         self._touched_at = time.monotonic()
@@ -321,11 +317,11 @@ class _Mirror:
             self._loop.call_soon_threadsafe(self.news.set)
 
     async def flush(self) -> None:
-        """Write the pending changes in their order. Points are written in one call, up to the next
-        removal of later iterations (`cut`).
+        """Write the pending changes in their order. Points are written in one call, up to the next removal of later
+        iterations (`cut`).
 
-        Changes that the store did not take, because it failed or the call was cancelled, stay
-        pending. Writing them again is harmless.
+        Changes that the store did not take, because it failed or the call was cancelled, stay pending. Writing them
+        again is harmless.
         """
         async with self._writing:
             while taken := self._first_pending():
@@ -337,16 +333,13 @@ class _Mirror:
                     del self._pending[: len(taken)]
 
     def _first_pending(self) -> list[list[MetricPoint] | int]:
-        """Return the next changes to write together: one removal, or all points before the next
-        one.
-        """
+        """Return the next changes to write together: one removal, or all points before the next one."""
         with self._lock:
             cut = next((place for place, change in enumerate(self._pending) if isinstance(change, int)), None)
             return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
-        """Write the points. Leave out those that the store refuses, such as a name with a line
-        break.
+        """Write the points. Leave out those that the store refuses, such as a name with a line break.
 
         The store refuses a whole call, so a refused list is halved until the point is found.
         """
@@ -364,15 +357,12 @@ class _Mirror:
                 logger.warning("the store does not take a metric of the run (%s); its folder has it", error)
 
     async def beat(self) -> None:
-        """Send the store a heartbeat of the run, unless the last one is younger than
-        ten seconds.
-        """
+        """Send the store a heartbeat of the run, unless the last one is younger than ten seconds."""
         if time.monotonic() - self._touched_at >= HEARTBEAT_SECONDS:
             self._touched_at = time.monotonic()
             await self._store.update_run(self._run_id)
 
     async def end(self, record: RunRecord) -> None:
-        """Write the remaining rows, and how the run has ended."""
         with self.reporting_errors():
             await self.flush()
             await self._store.update_run(self._run_id, status=record.status, cause=record.cause, config=record.config)

@@ -1,8 +1,7 @@
 """`FolderRecorder`: writes a run's folder while the run lives.
 
-It needs no event loop and knows no store. Rows and failures are appended as they come, so a kill
-loses none that was written. A thread touches `run.json` every ten seconds to show that the run
-lives.
+It needs no event loop and knows no store. Rows and failures are appended as they come, so a kill loses none that was
+written. A thread touches `run.json` every ten seconds to show that the run lives.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class FolderRecorder:
-    """Writes `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to
-    `close`.
+    """Writes `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to `close`.
 
     directory: the run's folder, which exists already.
     manifest: from `begin_run`.

@@ -16,19 +16,17 @@ from leyden.training.metrics import clean_metrics
 
 
 class KeepsEarlierRows:
-    """Mixin of a writer that keeps the rows of earlier processes itself: they are not written to it
-    again.
-    """
+    """Mixin of a writer that keeps the rows of earlier processes itself: they are not written to it again."""
 
 
 class ReportedLoop(TrainLoop):
-    """A loop that the algorithm's reports move forward. Call `begin`, then `report` and `progress`
-    from any thread, then `end`.
+    """A loop that the algorithm's reports move forward. Call `begin`, then `report` and `progress` from any thread,
+    then `end`.
 
     started_at: when the algorithm began (`time.monotonic()`).
     callbacks: their hooks must be synchronous.
-    earlier: returns the rows of earlier processes of the run. Writers of a file get them again,
-        because a new file replaces the old one.
+    earlier: returns the rows of earlier processes of the run. Writers of a file get them again, because a new file
+        replaces the old one.
     """
 
     def __init__(
@@ -62,8 +60,8 @@ class ReportedLoop(TrainLoop):
 
         A row of another iteration ends the current one first.
         iteration: None takes the current one, and for `train` the next one.
-        Raise InvalidMetrics for a value that is no metric, ConfigError for another stage or an
-        iteration that is no whole number from 0.
+        Raise InvalidMetrics for a value that is no metric, ConfigError for another stage or an iteration that is no
+        whole number from 0.
         """
         if stage not in ("train", "val", "test"):
             raise ConfigError(f"stage is {stage!r}; possible: 'train', 'val', 'test'")
@@ -108,8 +106,8 @@ class ReportedLoop(TrainLoop):
     def _open_writers(self) -> None:
         """Open the writers, once.
 
-        A writer of a file begins an empty one, so it gets the rows of earlier processes again,
-        unless it keeps them itself.
+        A writer of a file begins an empty one, so it gets the rows of earlier processes again, unless it keeps them
+        itself.
         """
         if self._writers_are_open:
             return
@@ -122,7 +120,6 @@ class ReportedLoop(TrainLoop):
                     writer.write(row)
 
     def _end_iteration(self) -> None:
-        """Call the remaining hooks of an iteration that had a validation and no training stage."""
         if self._ends_later:
             self._hook("on_train_end")
             self._hook("on_iter_end")

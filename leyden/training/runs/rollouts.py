@@ -1,6 +1,4 @@
-"""Queries of a recorded run's rollouts: counts by status, failures by reason, the best and the
-worst.
-"""
+"""Queries of a recorded run's rollouts: counts by status, failures by reason, the best and the worst."""
 
 from __future__ import annotations
 
@@ -68,8 +66,8 @@ def _without_ids(failure: FailedRollout) -> str:
 
 
 async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, int]:
-    """Return the number of the run's rollouts in the store by status. Statuses without rollouts are
-    left out, as are the rollouts in which the algorithm records its own calls.
+    """Return the number of the run's rollouts in the store by status. Statuses without rollouts are left out, as are
+    the rollouts in which the algorithm records its own calls.
     """
     if _has_the_store_for_itself(run):
         found = dict((await store.statistics())["rollouts_by_status"])
@@ -86,8 +84,9 @@ async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, 
 async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[FailedRollout]:
     """Return the failures that the run's folder records; if it has none, those in the store.
 
-    The store lacks failed rollouts that retention has removed. store: None looks only in the
-    folder.
+    The store lacks failed rollouts that retention has removed.
+
+    store: None looks only in the folder.
     """
     if (recorded := run.failures()) or store is None:
         return recorded
@@ -138,8 +137,8 @@ async def find_rollout(run: RecordedRun, store: LightningStore, part_of_id: str)
 async def latest_resources(run: RecordedRun, store: LightningStore) -> ResourcesUpdate | None:
     """Return the resources that the run published last; None if there are none.
 
-    Resources do not name their run. In a store that several runs may share, the resources of the
-    run's newest rollout are returned instead.
+    Resources do not name their run. In a store that several runs may share, the resources of the run's newest rollout
+    are returned instead.
     """
     if _has_the_store_for_itself(run):
         return await store.get_latest_resources()
@@ -152,7 +151,6 @@ async def latest_resources(run: RecordedRun, store: LightningStore) -> Resources
 async def _pages(
     run: RecordedRun, store: LightningStore, status_in: list[RolloutStatus] | None
 ) -> AsyncIterator[list[Rollout]]:
-    """Yield the run's rollouts, of all statuses or of some, in pages."""
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
     offset = 0
     while page := list(await store.query_rollouts(status_in=status_in, run_id=run_id, limit=_PAGE, offset=offset)):

@@ -22,8 +22,8 @@ class Reports(Protocol):
         ...
 
     def loop_callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks for an algorithm's own `TrainLoop`. After this call, the run takes
-        its stages from that loop.
+        """Return the callbacks for an algorithm's own `TrainLoop`. After this call, the run takes its stages from that
+        loop.
         """
         ...
 
@@ -37,8 +37,7 @@ class Run:
     """A run, as its algorithm sees it: its id and folder, and methods that report to the user."""
 
     run_id: str
-    """The run's id. The ids of its rollouts are derived from it, so that a resumed run finds its
-    own rollouts."""
+    """The run's id. The ids of its rollouts are derived from it, so that a resumed run finds its own rollouts."""
     directory: Path | None = None
     """The run's folder; None: the run keeps nothing beside its store."""
     resume: bool = False
@@ -49,15 +48,14 @@ class Run:
     """Receives the reports; None drops them."""
 
     def report(self, metrics: Metrics, *, stage: Stage = "train", iteration: int | None = None) -> None:
-        """Record the metrics of a stage in the run's folder, its store and its loggers, and show
-        them.
+        """Record the metrics of a stage in the run's folder, its store and its loggers, and show them.
 
         metrics: names to numbers or short texts. The curve and the summary show `reward`.
-        iteration: the number of finished iterations, 1 after the first. None takes the last
-            reported iteration, and for `train` one more. A second report of a stage and iteration
-            adds to the first, and replaces metrics of the same names.
-        May be called from any thread. Does nothing for a run without a recorder. Raises
-        InvalidMetrics for a value that is no metric.
+        iteration: the number of finished iterations, 1 after the first. None takes the last reported iteration, and for
+            `train` one more. A second report of a stage and iteration adds to the first, and replaces metrics of the
+            same names.
+        May be called from any thread. Does nothing for a run without a recorder. Raises InvalidMetrics for a value that
+        is no metric.
         """
         if self.recorder is not None:
             self.recorder.report(metrics, stage=stage, iteration=iteration)
@@ -66,8 +64,7 @@ class Run:
         """Show that `done` of `total` pieces of the current stage are finished.
 
         counts: further numbers counted since the stage began, shown as rates (`tokens=960`).
-        May be called from any thread, as often as the algorithm likes. Does nothing for a run
-        without a recorder.
+        May be called from any thread, as often as the algorithm likes. Does nothing for a run without a recorder.
         """
         if self.recorder is not None:
             self.recorder.progress(done, total, **counts)

@@ -1,8 +1,8 @@
 """The configuration of a run, as JSON: what it was started with, and with which code.
 
-`describe` turns any object into JSON. Secrets are hidden: text goes through `leyden.errors`, and
-the value of an option whose name says that it is secret is left out. To record something more, add
-it to the dictionary that the trainer passes, or here if every kind of run has it.
+`describe` turns any object into JSON. Secrets are hidden: text goes through `leyden.errors`, and the value of an option
+whose name says that it is secret is left out. To record something more, add it to the dictionary that the trainer
+passes, or here if every kind of run has it.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def import_path(thing: object) -> str:
 def describe(value: Any, *, depth: int = 0) -> Any:
     """Return the value as JSON that a person can read, without secrets.
 
-    An object becomes its class and the arguments that it was made with. Long texts and lists are
-    cut.
+    An object becomes its class and the arguments that it was made with. Long texts and lists are cut.
     depth: how many containers the value is inside of; callers leave it out.
     """
     if value is None or isinstance(value, bool | int):
@@ -121,10 +120,6 @@ def _is_secret(name: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """Return the recorded form of a secret.
-
-    Numbers and switches, such as `key=3`, are no secrets.
-    """
     return value if value is None or isinstance(value, bool | int | float) else HIDDEN if value else ""
 
 
@@ -139,8 +134,8 @@ def _shortened(text: str) -> str:
 def describe_model(model: Any) -> dict[str, Any]:
     """Return the name of a model. For a folder, add the number of its weights and a digest.
 
-    The digest covers `config.json` and the names and sizes of the files, and not the weights
-    themselves, which take long to read.
+    The digest covers `config.json` and the names and sizes of the files, and not the weights themselves, which take
+    long to read.
     model: a folder, a hub name, or a model object, of which only the class is recorded.
     """
     if not isinstance(model, str | Path):
@@ -160,8 +155,8 @@ def describe_model(model: Any) -> dict[str, Any]:
 def weights_of(model: Any) -> tuple[int, int] | None:
     """Return how many weights of a model are trained, and how many it has.
 
-    Return None for a hub name, a folder of an adapter and an object that is no torch module: their
-    numbers are unknown until the model is loaded.
+    Return None for a hub name, a folder of an adapter and an object that is no torch module: their numbers are unknown
+    until the model is loaded.
     model: a folder, a hub name, or a model object, whose frozen parameters are not trained.
     """
     if isinstance(model, str | Path):
@@ -177,9 +172,7 @@ def weights_of(model: Any) -> tuple[int, int] | None:
 
 
 def _n_weights(folder: Path) -> int | None:
-    """Return how many weights the folder's safetensors files declare in their headers; None without
-    such files.
-    """
+    """Return how many weights the folder's safetensors files declare in their headers; None without such files."""
     n: int | None = None
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -195,9 +188,9 @@ def _n_weights(folder: Path) -> int | None:
 def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
     """Return the length of a data set and a digest of its items as JSON.
 
-    The cost is bounded. At most 10,000 evenly spaced items are digested, and the last ones are left
-    out once 8 million characters are reached; `digested_items` says how many were digested. The
-    digest is None if an item cannot be read, or if reading takes longer than a second.
+    The cost is bounded. At most 10,000 evenly spaced items are digested, and the last ones are left out once 8 million
+    characters are reached; `digested_items` says how many were digested. The digest is None if an item cannot be read,
+    or if reading takes longer than a second.
     """
     length = len(dataset)
     step = max(1, math.ceil(length / _DIGEST_ITEMS))
@@ -232,9 +225,7 @@ def _as_json(value: Any) -> Any:
 
 
 def describe_program() -> dict[str, Any]:
-    """Return the program, its arguments, the versions of the installed packages that matter, and
-    the git commit.
-    """
+    """Return the program, its arguments, the versions of the installed packages that matter, and the git commit."""
     return {
         "program": _program(),
         "argv": _without_secrets(sys.argv),
@@ -244,7 +235,6 @@ def describe_program() -> dict[str, Any]:
 
 
 def _program() -> str | None:
-    """Return the script's path; None for an interactive session, `-c`, or a notebook."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return None if path is None or "ipykernel" in path else str(Path(path).resolve())
 

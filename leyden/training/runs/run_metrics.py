@@ -38,8 +38,7 @@ class RunMetrics:
     iterations: int = 0
     """Finished training iterations."""
     seconds: float = 0.0
-    """Seconds that the loop had run when the last row was written, without the pauses before
-    resumes."""
+    """Seconds that the loop had run when the last row was written, without the pauses before resumes."""
     rollouts: int = 0
     """The sum of `rollouts` over all rows; rows without that metric add nothing."""
     failed: int = 0
@@ -53,8 +52,7 @@ class RunMetrics:
 def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
     """Return the rows in the order of the run.
 
-    Rows of one stage and iteration become one, in which a later metric replaces an earlier one of
-    its name.
+    Rows of one stage and iteration become one, in which a later metric replaces an earlier one of its name.
     """
     joined: dict[tuple[int, str], MetricsRow] = {}
     for row in rows:

@@ -20,8 +20,8 @@ from leyden.types import RolloutStatus
 class RunSummary:
     """The outcome of a run: its rollouts, failures, rewards and result.
 
-    `rollouts` and `failures` count the run's rollouts that the store still has. In a process that
-    has runners and no algorithm, they count every rollout in the store.
+    `rollouts` and `failures` count the run's rollouts that the store still has. In a process that has runners and no
+    algorithm, they count every rollout in the store.
     """
 
     run_dir: Path | None
@@ -33,11 +33,10 @@ class RunSummary:
     forgotten: int = 0
     """Rollouts that retention removed from the store while `fit` ran."""
     stopped: str | None = None
-    """Why the run ended before the algorithm was done; None if the algorithm has ended by
-    itself."""
+    """Why the run ended before the algorithm was done; None if the algorithm has ended by itself."""
     reward: RewardMetrics | None = None
-    """The rewards of the training stages, or of the validations if no training stage has a reward;
-    None if neither has one."""
+    """The rewards of the training stages, or of the validations if no training stage has a reward; None if neither has
+    one."""
     val_reward: RewardMetrics | None = None
     """The rewards of the validations; None if no validation has a reward."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
@@ -55,13 +54,11 @@ class RunSummary:
         return closing_summary(self)
 
     def _repr_html_(self) -> str:
-        """Return the summary as a table, for notebooks."""
         return summary_html(self)
 
 
 async def count_rollouts(store: LightningStore, run_id: str | None) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the number of rollouts by status, and of failed ones by reason, the most frequent
-    reason first.
+    """Return the number of rollouts by status, and of failed ones by reason, the most frequent reason first.
 
     run_id: count the rollouts of this run alone; None counts every rollout in the store.
     """

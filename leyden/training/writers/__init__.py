@@ -1,9 +1,9 @@
 """Writers: where the rows of a training loop go.
 
-A writer gets one row at a time (of a stage, an episode or a step) and knows neither loop nor
-vessel. To add one, subclass `LogWriter` and implement `write`. A writer of a file also returns in
-`state_dict` how much of the file a checkpoint covers, and cuts the file there when a run is
-resumed; `AppendingWriter` does both. Packages such as wandb are imported when their writer is made.
+A writer gets one row at a time (of a stage, an episode or a step) and knows neither loop nor vessel. To add one,
+subclass `LogWriter` and implement `write`. A writer of a file also returns in `state_dict` how much of the file a
+checkpoint covers, and cuts the file there when a run is resumed; `AppendingWriter` does both. Packages such as wandb
+are imported when their writer is made.
 """
 
 from leyden.training.writers.buffer import LogBuffer as LogBuffer

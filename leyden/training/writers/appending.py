@@ -1,5 +1,5 @@
-"""`FileWriter`, the base class of writers with a file, and `AppendingWriter`, the base class of
-writers that append the bytes of each row to their file.
+"""`FileWriter`, the base class of writers with a file, and `AppendingWriter`, the base class of writers that append the
+bytes of each row to their file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class FileWriter(LogWriter):
         self._file = None
 
     def _sync(self) -> None:
-        """Make what was written durable."""
         if self._file:
             os.fsync(self._file.fileno())
 
@@ -60,8 +59,8 @@ class FileWriter(LogWriter):
 class AppendingWriter(FileWriter, ABC):
     """Appends rows to one file. Subclasses implement `encode`, and `header` if the file has one.
 
-    A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts,
-    so no row is lost or doubled. A kill loses no row whose `write` has returned.
+    A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts, so no row is lost or
+    doubled. A kill loses no row whose `write` has returned.
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:

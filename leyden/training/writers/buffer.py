@@ -1,6 +1,4 @@
-"""`LogBuffer`: keeps the metrics of the episodes of a collect, and calls a function
-at each change.
-"""
+"""`LogBuffer`: keeps the metrics of the episodes of a collect, and calls a function at each change."""
 
 from __future__ import annotations
 
@@ -17,14 +15,12 @@ BufferCallback: TypeAlias = "Callable[[bool, bool, LogBuffer], None]"
 class LogBuffer(LogWriter):
     """Keeps the metrics of the newest episode and their means over the collect; writes nothing.
 
-    callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self)
-        after each episode, and with (False, True, self) at the end of a collect. `rl.Trainer` keeps
-        its `metrics` up to date in this way.
+    callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self) after each episode, and
+        with (False, True, self) at the end of a collect. `rl.Trainer` keeps its `metrics` up to date in this way.
     loglevel: take values logged at this level or above.
 
-    An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was
-    logged in it. A metric that some episodes lack is averaged over the episodes that have it (Qlib
-    divides by all).
+    An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was logged in it. A
+    metric that some episodes lack is averaged over the episodes that have it (Qlib divides by all).
     """
 
     def __init__(self, callback: BufferCallback, loglevel: int = LogLevel.PERIODIC) -> None:
@@ -66,15 +62,11 @@ class LogBuffer(LogWriter):
         return dict(self._latest)
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return the mean of each metric over the episodes of this collect so far; empty if none
-        has ended.
-        """
+        """Return the mean of each metric over the episodes of this collect so far; empty if none has ended."""
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, the newest episode's metrics, and the sums and counts of the
-        collect.
-        """
+        """Return the counters, the newest episode's metrics, and the sums and counts of the collect."""
         own = {"latest_metrics": self._latest, "aggregated_metrics": self._sums, "counts": self._counts}
         return {**super().state_dict(), **{name: value and dict(value) for name, value in own.items()}}
 

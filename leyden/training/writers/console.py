@@ -22,14 +22,14 @@ class ConsoleWriter(LogWriter):
     """Prints one line for each row, such as `[  12] train  reward 0.5312  loss 0.12`.
 
     stream: where to print; None: to `sys.stdout`, as it is at the time of each row.
-    metrics: names of the metrics to print, in this order; "all" for all of them. None: at most
-        five, with the reward and the loss before others.
+    metrics: names of the metrics to print, in this order; "all" for all of them. None: at most five, with the reward
+        and the loss before others.
     digits: significant digits of a number.
     rows: "stage", "episode" or "step". A line of an episode has each value and in parentheses its
         mean since the collect began, `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
     log_every_n_episode: print every so many episodes of a collect.
-    total_episodes: the number of episodes in a collect. It is shown, and the last episode is always
-        printed; None: unknown.
+    total_episodes: the number of episodes in a collect. It is shown, and the last episode is always printed; None:
+        unknown.
     loglevel: print the values that a step logged at this level or above.
     """
 
@@ -93,7 +93,6 @@ class ConsoleWriter(LogWriter):
         return "".join(f"  {name} {self._shown(values[name])}" for name in self._chosen(values))
 
     def _chosen(self, values: Mapping[str, Any]) -> Sequence[str]:
-        """Return the names of the values to print."""
         if self._names is None:
             if len(values) <= _MOST:
                 return list(values)

@@ -16,16 +16,16 @@ from leyden.training.writers.appending import FileWriter
 
 
 class CsvWriter(FileWriter):
-    """Writes one line of CSV for each row. A stage's row has the columns iteration, stage and
-    seconds, then one for each metric; a missing metric is an empty cell.
+    """Writes one line of CSV for each row. A stage's row has the columns iteration, stage and seconds, then one for
+    each metric; a missing metric is an empty cell.
 
     path: the file; a directory raises ConfigError.
     rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row.
     loglevel: write the values that a step logged at this level or above.
 
-    A new run replaces the file; a resumed one cuts it after the rows that its checkpoint counts. A
-    metric that appears later adds a column, for which the whole file is written again. Lists are
-    written as JSON, and numbers so that reading them gives the same number.
+    A new run replaces the file; a resumed one cuts it after the rows that its checkpoint counts. A metric that appears
+    later adds a column, for which the whole file is written again. Lists are written as JSON, and numbers so that
+    reading them gives the same number.
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
@@ -65,17 +65,15 @@ class CsvWriter(FileWriter):
         return {**super().state_dict(), **so_far}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `open` keep the rows that `state` counts, and drop later rows
-        and columns.
-        """
+        """Let the next `open` keep the rows that `state` counts, and drop later rows and columns."""
         super().load_state_dict(state)
         self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
 
     def _read(self, n_rows: int) -> list[dict[str, str]]:
         """Return the first `n_rows` rows of the file.
 
-        Later ones are not looked at, because a kill may have cut one in half. Raise CheckpointError
-        if rows or columns are missing.
+        Later ones are not looked at, because a kill may have cut one in half. Raise CheckpointError if rows or columns
+        are missing.
         """
         if n_rows == 0:
             return []

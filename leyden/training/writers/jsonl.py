@@ -10,8 +10,8 @@ from leyden.training.writers.appending import AppendingWriter
 class JsonlWriter(AppendingWriter):
     """Writes one line of JSON for each row, such as {"iteration": 1, "stage": "train", ...}.
 
-    NaN and infinity are written as null, because JSON lacks them. A new run replaces the file; a
-    resumed one cuts it after the rows that its checkpoint counts.
+    NaN and infinity are written as null, because JSON lacks them. A new run replaces the file; a resumed one cuts it
+    after the rows that its checkpoint counts.
     """
 
     def encode(self, row: Row) -> bytes:

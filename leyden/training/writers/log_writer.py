@@ -1,8 +1,8 @@
 """`LogWriter`: the base of all writers, and how it is notified of stages, episodes and steps.
 
-A writer takes rows of one kind. A training loop gives it the row of each stage; vectorised
-environments report each episode to it and, if it `wants_steps`, each step. The base class counts
-episodes and steps and makes their rows; it does not know where they go.
+A writer takes rows of one kind. A training loop gives it the row of each stage; vectorised environments report each
+episode to it and, if it `wants_steps`, each step. The base class counts episodes and steps and makes their rows; it
+does not know where they go.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ class _RunningEpisode:
 
 
 class LogWriter(NamedOptions):
-    """Writes the rows of one run. A run calls load_state_dict if it is resumed, then open, write
-    for each row, and close.
+    """Writes the rows of one run. A run calls load_state_dict if it is resumed, then open, write for each row, and
+    close.
 
     After `close`, a writer may serve another run.
 
     loglevel: take the values that a step logged at this level or above.
-    rows: which rows the writer takes: "stage" (one for each training and validation stage),
-        "episode" or "step".
+    rows: which rows the writer takes: "stage" (one for each training and validation stage), "episode" or "step".
 
-    To add a writer, subclass and override at least one of these methods; a class that overrides
-    none raises TypeError when it is made.
+    To add a writer, subclass and override at least one of these methods; a class that overrides none raises TypeError
+    when it is made.
 
         write(row)                   a row of the writer's kind
         log_episode(episode)         an `EpisodeStats`
@@ -63,8 +62,7 @@ class LogWriter(NamedOptions):
                                      everything; call super() to keep the counters
         on_env_all_ready(), on_env_reset(env_id, obs), on_env_all_done()
 
-    A writer that overrides a method for steps makes its environments send every step, which costs
-    time.
+    A writer that overrides a method for steps makes its environments send every step, which costs time.
     """
 
     row_kind: RowKind = "stage"
@@ -86,8 +84,7 @@ class LogWriter(NamedOptions):
     """The episode that `log_episode` is handling."""
     _overrides_steps: ClassVar[bool] = False
     _gathers: ClassVar[bool] = False
-    """Whether to gather an episode's steps, because `log_episode` has Qlib's form and takes them.
-    """
+    """Whether to gather an episode's steps, because `log_episode` has Qlib's form and takes them."""
 
     @staticmethod
     def _counting(handle: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
@@ -111,8 +108,6 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _from_stats(handle: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
-        """Return a `log_episode` for `handle` of Qlib's form, `(length, rewards, contents)`."""
-
         @functools.wraps(handle)
         def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
             handle(self, episode.length, self._ended_episode.rewards, self._ended_episode.contents)
@@ -252,8 +247,8 @@ class LogWriter(NamedOptions):
     def _find_ended(self, env_id: int | None) -> _RunningEpisode:
         """Return, and forget, the episode that has ended in an environment.
 
-        First look among those whose last step was reported, then among the running ones. An episode
-        that was never reported to begin gets the next number.
+        First look among those whose last step was reported, then among the running ones. An episode that was never
+        reported to begin gets the next number.
         env_id: None if unknown; the first ended episode, or the only running one, is taken.
         """
         for place, (each, running) in enumerate(self._ended):
@@ -269,7 +264,6 @@ class LogWriter(NamedOptions):
 
 
 def _takes_three(method: Callable[..., None]) -> bool:
-    """Return whether a method has Qlib's form `log_episode(self, length, rewards, contents)`."""
     parameters = list(inspect.signature(method).parameters.values())[1:]
     required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return len(required) == 3

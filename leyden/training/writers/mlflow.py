@@ -13,21 +13,21 @@ from leyden.training.writers.log_writer import LogWriter
 
 
 class MlflowWriter(LogWriter):
-    """Writes the numbers of each row to an MLflow run, as the metrics `reward`, `val/reward` and
-    `episode/reward`. MLflow's step is the iteration, the episode or the step.
+    """Writes the numbers of each row to an MLflow run, as the metrics `reward`, `val/reward` and `episode/reward`.
+    MLflow's step is the iteration, the episode or the step.
 
     experiment: the experiment's name; it is created if it is missing.
-    tracking_uri: `sqlite:///runs.db` or a server's address; None: MLflow's own choice
-        (`MLFLOW_TRACKING_URI`, or a database in the current folder).
+    tracking_uri: `sqlite:///runs.db` or a server's address; None: MLflow's own choice (`MLFLOW_TRACKING_URI`, or a
+        database in the current folder).
     run_name, tags: of a new run.
     rows: "stage", "episode" or "step".
     loglevel: write the values that a step logged at this level or above.
 
-    Each new fit begins a run; a resumed fit continues its run. MLflow cannot remove points, so
-    those after the checkpoint stay, and no point is written twice for a metric and step. Strings
-    and arrays are left out. `close` marks the run as FINISHED.
-    Raise ConfigError without `mlflow-skinny` (extra `mlflow`), and CheckpointError if the run to
-    continue is not in the store.
+    Each new fit begins a run; a resumed fit continues its run. MLflow cannot remove points, so those after the
+    checkpoint stay, and no point is written twice for a metric and step. Strings and arrays are left out. `close` marks
+    the run as FINISHED.
+    Raise ConfigError without `mlflow-skinny` (extra `mlflow`), and CheckpointError if the run to continue is not in the
+    store.
     """
 
     def __init__(
@@ -109,7 +109,6 @@ class MlflowWriter(LogWriter):
         self._resume = state["run_id"]
 
     def _steps_of(self, name: str) -> set[int]:
-        """Return the steps for which the resumed run had this metric when it was opened."""
         if not self._resumed:
             return set()
         if name not in self._known:

@@ -1,6 +1,4 @@
-"""`PickleWriter`: rows as pickles of plain containers, and a reader that runs no code
-of the file.
-"""
+"""`PickleWriter`: rows as pickles of plain containers, and a reader that runs no code of the file."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ _PROTOCOL: Final = 4
 class PickleWriter(AppendingWriter):
     """Writes each row as a pickle of a dict of numbers, strings and lists.
 
-    Floats keep every bit; arrays become lists. Read the file with `read_pickled_rows`. A new run
-    replaces the file; a resumed one cuts it after the rows that its checkpoint counts.
+    Floats keep every bit; arrays become lists. Read the file with `read_pickled_rows`. A new run replaces the file; a
+    resumed one cuts it after the rows that its checkpoint counts.
     """
 
     def encode(self, row: Row) -> bytes:

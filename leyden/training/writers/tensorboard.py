@@ -12,25 +12,23 @@ from leyden.training.metrics import LogLevel, Row, RowKind
 from leyden.training.writers.appending import AppendingWriter
 
 _FILE: Final = "events.out.tfevents.0000000000.leyden"
-"""TensorBoard finds files with "tfevents" in their names. A fixed time lets a resume find it
-too."""
+"""TensorBoard finds files with "tfevents" in their names. A fixed time lets a resume find it too."""
 _VERSION: Final = "brain.Event:2"
 
 
 class TensorboardWriter(AppendingWriter):
-    """Writes the numbers of each row as the scalars `reward`, `val/reward` and `episode/reward`.
-    TensorBoard's step is the iteration, the episode or the step.
+    """Writes the numbers of each row as the scalars `reward`, `val/reward` and `episode/reward`. TensorBoard's step is
+    the iteration, the episode or the step.
 
     log_dir: the directory of the run, which gets one event file, always of the same name.
     rows: "stage", "episode" or "step".
     loglevel: write the values that a step logged at this level or above.
-    axis: the name of a number in the row to use as the step instead, such as "total_steps" for
-        curves over environment steps. Rows without that number are left out.
+    axis: the name of a number in the row to use as the step instead, such as "total_steps" for curves over environment
+        steps. Rows without that number are left out.
 
-    TensorBoard keeps 32 bits of a scalar. Strings and arrays are left out. A new run replaces the
-    file; a resumed one cuts it after the events that its checkpoint counts, so nothing is doubled.
-    Raise ConfigError without the package `tensorboard` (extra `tensorboard`). TensorFlow is not
-    needed.
+    TensorBoard keeps 32 bits of a scalar. Strings and arrays are left out. A new run replaces the file; a resumed one
+    cuts it after the events that its checkpoint counts, so nothing is doubled. Raise ConfigError without the package
+    `tensorboard` (extra `tensorboard`). TensorFlow is not needed.
     """
 
     def __init__(

@@ -13,21 +13,19 @@ from leyden.training.writers.log_writer import LogWriter
 
 
 class WandbWriter(LogWriter):
-    """Writes the numbers of each row to a Weights & Biases run, as `reward`, `val/reward` and
-    `episode/reward`. W&B's step is the iteration, the number of ended episodes, or the step.
+    """Writes the numbers of each row to a Weights & Biases run, as `reward`, `val/reward` and `episode/reward`. W&B's
+    step is the iteration, the number of ended episodes, or the step.
 
     project, name, config: of the run, as in `wandb.init`.
-    mode: "online", "offline" (files in `dir`, which `wandb sync` uploads) or "disabled"; None: as
-        `WANDB_MODE` says.
+    mode: "online", "offline" (files in `dir`, which `wandb sync` uploads) or "disabled"; None: as `WANDB_MODE` says.
     dir: the folder of the run's files; None: W&B's own choice.
     rows: "stage", "episode" or "step".
     loglevel: write the values that a step logged at this level or above.
 
-    Each new fit begins a run; a resumed fit continues with the same run id. Online, W&B refuses
-    rows that are not newer than its last, so none is doubled. Offline, a resumed run gets a folder
-    of its own, and rows that a killed process wrote after its checkpoint are in both folders. W&B
-    writes in a process of its own, so a kill may lose the last rows. Strings and arrays are left
-    out. Raise ConfigError without `wandb` (extra `wandb`).
+    Each new fit begins a run; a resumed fit continues with the same run id. Online, W&B refuses rows that are not newer
+    than its last, so none is doubled. Offline, a resumed run gets a folder of its own, and rows that a killed process
+    wrote after its checkpoint are in both folders. W&B writes in a process of its own, so a kill may lose the last
+    rows. Strings and arrays are left out. Raise ConfigError without `wandb` (extra `wandb`).
     """
 
     def __init__(

@@ -51,9 +51,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options and the program's own arguments. Without a program, print the help and
-    exit with status 2.
-    """
+    """Return the options and the program's own arguments. Without a program, print the help and exit with status 2."""
     parser = argparse.ArgumentParser(
         prog="python -m leyden.compat",
         usage="python -m leyden.compat [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",
@@ -74,8 +72,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _is_served(finder: Finder, name: str) -> bool:
-    """Return whether Leyden itself provides this module, even if an installed package of that name
-    has a file for it.
+    """Return whether Leyden itself provides this module, even if an installed package of that name has a file for
+    it.
     """
     if (foreign := finder.module(name)) is None:
         return False
@@ -84,9 +82,7 @@ def _is_served(finder: Finder, name: str) -> bool:
 
 
 def _run_foreign(finder: Finder, name: str, arguments: list[str]) -> int | str | None:
-    """Run a module of another package as its own `python -m` would, and return the exit
-    status or an error.
-    """
+    """Run a module of another package as its own `python -m` would, and return the exit status or an error."""
     for module in (f"{name}.__main__", name):
         foreign = finder.module(module)
         if foreign is not None and (foreign.instead is not None or "main" in foreign.names):

@@ -1,11 +1,11 @@
 """Serve modules of another package from tables that give a replacement for each name of a module.
 
-A table maps the full name of a foreign module to a `ForeignModule`. `TABLES` lists the tables; each
-is loaded with the first import from its package. An object is loaded when its name is first used,
-so that `import agentlightning` loads no torch and no web framework.
+A table maps the full name of a foreign module to a `ForeignModule`. `TABLES` lists the tables; each is loaded with the
+first import from its package. An object is loaded when its name is first used, so that `import agentlightning` loads no
+torch and no web framework.
 
-Child processes that import the main script anew find the foreign packages through the folder
-`shadow/`, which `install` appends to `sys.path` and to PYTHONPATH: its modules call `install`.
+Child processes that import the main script anew find the foreign packages through the folder `shadow/`, which `install`
+appends to `sys.path` and to PYTHONPATH: its modules call `install`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ SHADOW = Path(__file__).parent / "shadow"
 
 
 class ForeignNameError(LeydenError, ImportError):
-    """Leyden has nothing under a name of another package; the message says what to write
-    instead.
-    """
+    """Leyden has nothing under a name of another package; the message says what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +66,15 @@ class ForeignModule:
     instead: str | None = None
     """Importing the module raises ForeignNameError with this sentence. None: it can be imported."""
     only_if_missing: bool = False
-    """Use an installed module of this name if there is one, such as the real `qlib`, whose
-    submodule `qlib.rl` is served by Leyden."""
+    """Use an installed module of this name if there is one, such as the real `qlib`, whose submodule `qlib.rl` is
+    served by Leyden."""
     only_for: str | None = None
     """The module is served only where this installed module needs it. None: always."""
 
 
 class Finder(MetaPathFinder, Loader):
-    """The import finder and loader for foreign modules (`agentlightning`, `qlib.rl`), which it
-    makes from their tables of names in Leyden.
+    """The import finder and loader for foreign modules (`agentlightning`, `qlib.rl`), which it makes from their tables
+    of names in Leyden.
     """
 
     def __init__(self, tables: Mapping[str, str] = TABLES) -> None:
@@ -86,8 +84,8 @@ class Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a foreign module that Leyden serves; None for any other module. Raise
-        ForeignNameError for a foreign module without a counterpart.
+        """Return the spec of a foreign module that Leyden serves; None for any other module. Raise ForeignNameError for
+        a foreign module without a counterpart.
         """
         foreign = self.module(fullname)
         if foreign is None:
@@ -138,8 +136,8 @@ class _Module(ModuleType):
         self.__all__ = names if foreign.public is None else [n for n in foreign.public if n in names]
 
     def __getattr__(self, name: str) -> Any:
-        """Load a name of the foreign module at its first use. Raise ForeignNameError, with the
-        remedy, for a name that Leyden does not have.
+        """Load a name of the foreign module at its first use. Raise ForeignNameError, with the remedy, for a name that
+        Leyden does not have.
         """
         target = self._leyden_entry.names.get(name)
         if isinstance(target, MissingName) and target.module and _installed(target.needs or target.module):
@@ -173,9 +171,7 @@ class _Module(ModuleType):
 
 
 def load(target: str) -> Any:
-    """Return the object that a target names: "module:attribute", or "module" for the module
-    itself.
-    """
+    """Return the object that a target names: "module:attribute", or "module" for the module itself."""
     module, _, name = target.partition(":")
     value: Any = importlib.import_module(module)
     for part in name.split(".") if name else ():
@@ -184,11 +180,10 @@ def load(target: str) -> Any:
 
 
 def install() -> Finder:
-    """Serve the foreign packages from now on, in this process and in the Python processes that it
-    starts.
+    """Serve the foreign packages from now on, in this process and in the Python processes that it starts.
 
-    Return the finder; a repeated call returns the same one. Raise ConfigError if the real package
-    is already imported, because its objects and Leyden's would mix.
+    Return the finder; a repeated call returns the same one. Raise ConfigError if the real package is already imported,
+    because its objects and Leyden's would mix.
     """
     for finder in sys.meta_path:
         if isinstance(finder, Finder):
@@ -218,14 +213,13 @@ def take_over(package: str) -> None:
 
 
 def _is_a_stub(module: ModuleType) -> bool:
-    """Return whether a module comes from the folder `shadow/`."""
     file = getattr(module, "__file__", None)
     return file is not None and SHADOW in Path(file).parents
 
 
 def _installed(fullname: str) -> ModuleSpec | None:
-    """Return the spec of an installed module, without importing anything; None if it is not
-    installed. Stubs in `shadow/` do not count.
+    """Return the spec of an installed module, without importing anything; None if it is not installed. Stubs in
+    `shadow/` do not count.
     """
     places, name = [place for place in sys.path if Path(place) != SHADOW], ""
     spec: ModuleSpec | None = None

@@ -3,10 +3,9 @@
     python -m leyden_compat.importing store http://localhost:4747 .leyden/imported.sqlite
     python -m leyden_compat.importing qlib checkpoints/009.pth weights.pth
 
-`read_tasks` returns the tasks of a Parquet or JSONL file. `import_store` copies resources,
-rollouts, attempts and spans through the store's REST API, whatever its database. It may be stopped
-and repeated: rollouts that are complete in the target are skipped. `leyden_compat.qlib.checkpoint`
-reads checkpoints of Qlib.
+`read_tasks` returns the tasks of a Parquet or JSONL file. `import_store` copies resources, rollouts, attempts and spans
+through the store's REST API, whatever its database. It may be stopped and repeated: rollouts that are complete in the
+target are skipped. `leyden_compat.qlib.checkpoint` reads checkpoints of Qlib.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from leyden.types import Attempt, NamedResources, Rollout, RolloutConfig, Span
 PAGE: Final = 100
 """Rollouts or spans in one request."""
 IMPORTED: Final = "imported"
-"""The key of a rollout's metadata that holds the address of the source, and the rollout's times
-there."""
+"""The key of a rollout's metadata that holds the address of the source, and the rollout's times there."""
 _ENDED: Final = ("succeeded", "failed", "cancelled")
 _WAITING: Final = ("queuing", "requeuing")
 
@@ -61,11 +59,10 @@ class ImportCounts:
 
 
 def read_tasks(path: str | Path) -> list[Any]:
-    """Return the tasks of a `.parquet` file, one for each row, or of a `.jsonl` file, one for each
-    line.
+    """Return the tasks of a `.parquet` file, one for each row, or of a `.jsonl` file, one for each line.
 
-    A task of a Parquet file is a dict of its columns. Reading Parquet needs the extra `export`.
-    Raise ConfigError, with the line, for a file of another kind or with a damaged line.
+    A task of a Parquet file is a dict of its columns. Reading Parquet needs the extra `export`. Raise ConfigError, with
+    the line, for a file of another kind or with a damaged line.
     """
     path = Path(path)
     if not path.is_file():
@@ -93,15 +90,14 @@ def read_tasks(path: str | Path) -> list[Any]:
 async def import_store(url: str, store: LightningStore, progress: OnProgress | None = None) -> ImportCounts:
     """Copy the content of the Agent Lightning 0.3 store that serves `url` into `store`.
 
-    Ended rollouts are copied with their attempts, statuses and spans. Rollouts that wait in the
-    source are enqueued in `store`. Ids are kept. The times of a rollout in the source are under
-    `metadata["imported"]`, because a store sets its own. Rollouts that are running in the source
-    are skipped; import again when they have ended.
+    Ended rollouts are copied with their attempts, statuses and spans. Rollouts that wait in the source are enqueued in
+    `store`. Ids are kept. The times of a rollout in the source are under `metadata["imported"]`, because a store sets
+    its own. Rollouts that are running in the source are skipped; import again when they have ended.
 
     url: the address of the source's server.
     progress: called after each rollout with the number done and the total.
-    Raise ImportFailed if the source fails, and ConfigError for an id that `store` has with other
-    content. Safe to repeat.
+    Raise ImportFailed if the source fails, and ConfigError for an id that `store` has with other content. Safe to
+    repeat.
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
         source = _Source(session, url)
@@ -193,24 +189,20 @@ async def _copy(source: _Source, store: LightningStore, rollout: Rollout, url: s
 
 
 def _metadata(rollout: Rollout, url: str) -> dict[str, Any]:
-    """Return the rollout's metadata with its origin. Names that are Leyden's own move there, where
-    they have no effect.
-    """
     origin: dict[str, Any] = {"store": url, "start_time": rollout.start_time, "end_time": rollout.end_time}
     own = {name: value for name, value in rollout.metadata.items() if name.startswith("leyden.")}
     return {name: value for name, value in rollout.metadata.items() if name not in own} | {IMPORTED: origin | own}
 
 
 def _span(item: Mapping[str, Any]) -> Span:
-    """Convert a span of the source to Leyden's, whose `resource` is the attributes alone."""
     fields = _without_none(item)
     resource: Mapping[str, Any] = fields.pop("resource", None) or {}
     return Span.model_validate({**fields, "resource": resource.get("attributes") or {}})
 
 
 def _without_none(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item of the source without its nulls, so that Leyden's defaults apply. The input of
-    a task may be null.
+    """Return an item of the source without its nulls, so that Leyden's defaults apply. The input of a task may be
+    null.
     """
     return {name: value for name, value in item.items() if value is not None or name == "input"}
 
@@ -228,8 +220,8 @@ class _Source:
         self._session, self._url = session, url.rstrip("/").removesuffix("/v1/agl")
 
     async def page(self, path: str, query: Mapping[str, str], offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Return the items of a list route from `offset` on, at most `PAGE`, and their total. Raise
-        ImportFailed if the source cannot be reached or replies with something else.
+        """Return the items of a list route from `offset` on, at most `PAGE`, and their total. Raise ImportFailed if the
+        source cannot be reached or replies with something else.
         """
         address = f"{self._url}/v1/agl/{path}"
         parameters = {**query, "limit": str(PAGE), "offset": str(offset)}
@@ -305,8 +297,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _import_to(source: str, target: str) -> str:
-    """Import the content of the source into the store at `target`, show progress on standard error,
-    and return a summary in one line.
+    """Import the content of the source into the store at `target`, show progress on standard error, and return a
+    summary in one line.
     """
 
     def show(done: int, total: int) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 
 def run_as_main(path: Path, arguments: Sequence[str], spec: ModuleSpec | None = None) -> None:
-    """Execute a file as the module `__main__`, so that its functions pickle by name and child
-    processes find it.
+    """Execute a file as the module `__main__`, so that its functions pickle by name and child processes find it.
 
     arguments: the program's `sys.argv`.
     spec: the spec of the module, if the program was named as a module.

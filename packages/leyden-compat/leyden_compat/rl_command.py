@@ -46,9 +46,8 @@ def train(
       leyden rl train --resume runs/ppo
       leyden rl train longer.yaml --resume runs/ppo
 
-    Sections of the file: runtime, env, simulator, data, state_interpreter, action_interpreter,
-    reward, network, policy, trainer. `_base_: other.yaml` starts from another file. Paths in it are
-    relative to the current folder.
+    Sections of the file: runtime, env, simulator, data, state_interpreter, action_interpreter, reward, network, policy,
+    trainer. `_base_: other.yaml` starts from another file. Paths in it are relative to the current folder.
     """
     require_packages("numpy", "gymnasium", "torch", extra="rl", needed_by="leyden rl")
     from leyden._lib.atomic import private_directory

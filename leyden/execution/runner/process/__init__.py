@@ -8,8 +8,8 @@
 - `endpoint`: the loopback address for rewards and spans;
 - `reported_reward`: how a program writes a reward.
 
-The package knows traces and resources, and no store, gateway or algorithm: a `ProcessAgent` is an
-agent like any other, for any runner.
+The package knows traces and resources, and no store, gateway or algorithm: a `ProcessAgent` is an agent like any other,
+for any runner.
 """
 
 from leyden.execution.runner.process.process_agent import ProcessAgent as ProcessAgent

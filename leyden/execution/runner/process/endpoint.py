@@ -1,12 +1,11 @@
-"""The address that a program reports to: a receiver of its attempt's spans
-(`leyden.tracing.receiver`), with one path more.
+"""The address that a program reports to: a receiver of its attempt's spans (`leyden.tracing.receiver`), with one path
+more.
 
 | request | does |
 |---|---|
 | `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reported_reward.py` |
 
-A path is served while its attempt runs. To offer another path, add a handler where
-`AttemptReports` opens its receiver.
+A path is served while its attempt runs. To offer another path, add a handler where `AttemptReports` opens its receiver.
 """
 
 from __future__ import annotations
@@ -30,16 +29,15 @@ _REWARD = "/reward"
 
 
 class AttemptReports:
-    """An address that receives the current attempt's rewards and spans, until `close`. Raise
-    NoActiveTrace outside of a trace.
+    """An address that receives the current attempt's rewards and spans, until `close`. Raise NoActiveTrace outside of a
+    trace.
     """
 
     def __init__(self) -> None:
         self.rewards = 0
         """How many rewards were posted."""
         self._context = contextvars.copy_context()
-        """The context of the attempt, in which a reward is emitted. Only the server's thread enters
-        it."""
+        """The context of the attempt, in which a reward is emitted. Only the server's thread enters it."""
         self._receiver = Receiver(active_trace("reports"), {_REWARD: self._take_reward})
         self.url = self._receiver.url
         """The base URL, to which OpenTelemetry sends its spans."""
@@ -51,8 +49,8 @@ class AttemptReports:
         self._receiver.close()
 
     async def _take_reward(self, body: bytes, headers: RequestHeaders) -> HttpReply:
-        """Emit the posted reward in the attempt's trace, and return the recorded rewards. Raise
-        Refusal (status 400) for a body that is no reward.
+        """Emit the posted reward in the attempt's trace, and return the recorded rewards. Raise Refusal (status 400)
+        for a body that is no reward.
         """
         try:
             reward = read_reward(body)
@@ -68,8 +66,8 @@ class AttemptReports:
 
 @contextlib.contextmanager
 def reports() -> Generator[AttemptReports]:
-    """Yield an address that receives the current attempt's rewards and spans during the block.
-    Raise NoActiveTrace outside of a trace.
+    """Yield an address that receives the current attempt's rewards and spans during the block. Raise NoActiveTrace
+    outside of a trace.
     """
     opened = AttemptReports()
     try:

@@ -1,9 +1,8 @@
-"""`ProcessAgent`: one attempt is one run of a program, whose output, exit code or reports give the
-reward.
+"""`ProcessAgent`: one attempt is one run of a program, whose output, exit code or reports give the reward.
 
-It combines the files and variables (`process_environment.py`), the address for reports (`endpoint.py`) and
-the running program (`program.py`), and decides whether the end of the program is a result. To read
-a reward from somewhere else, give a function as `reward`.
+It combines the files and variables (`process_environment.py`), the address for reports (`endpoint.py`) and the running
+program (`program.py`), and decides whether the end of the program is a result. To read a reward from somewhere else,
+give a function as `reward`.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ from leyden.tracing import active_trace
 from leyden.types import AttemptedRollout, Attributes, NamedResources, semconv
 
 RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
-"""The source of a program's reward: its exit code, the last line of its output, an event that it
-posts, or a function of its output."""
+"""The source of a program's reward: its exit code, the last line of its output, an event that it posts, or a function
+of its output."""
 
 _SOURCES: Final = ("exit_code", "last_line", "event")
 _GRACE_SECONDS = 0.5
-"""Seconds between SIGTERM and SIGKILL. They must be less than the second for which a runner waits
-for a cancelled agent."""
+"""Seconds between SIGTERM and SIGKILL. They must be less than the second for which a runner waits for a cancelled
+agent."""
 _COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
-"""Exit codes by which shells, `env` and similar programs report a failed start. They are no reward
-of an agent."""
+"""Exit codes by which shells, `env` and similar programs report a failed start. They are no reward of an agent."""
 _LAST_LINES = 5
 """The number of lines of standard error in a message."""
 _LAST_CHARACTERS = 1000
@@ -50,8 +48,8 @@ _LAST_CHARACTERS = 1000
 class ProcessAgent(LitAgent[Any]):
     """Any program as an agent.
 
-    The program finds the task on its standard input and in a file. The model, the address for
-    rewards and the address for OpenTelemetry are in its environment. Its descendants end with it.
+    The program finds the task on its standard input and in a file. The model, the address for rewards and the address
+    for OpenTelemetry are in its environment. Its descendants end with it.
     """
 
     def __init__(
@@ -66,17 +64,16 @@ class ProcessAgent(LitAgent[Any]):
         output_bytes: int = 2**20,
     ) -> None:
         """command: the program and its arguments; a line for a shell is ["sh", "-c", line].
-        reward: where the reward comes from. "exit_code": 1.0 for exit code 0, else 0.0.
-            "last_line": the last non-empty line of standard output. "event": the last reward that
-            the program posts. A function (or a coroutine function) of its ProcessOutput: the
-            returned value, which is treated like the return value of any agent.
+        reward: where the reward comes from. "exit_code": 1.0 for exit code 0, else 0.0. "last_line": the last non-empty
+            line of standard output. "event": the last reward that the program posts. A function (or a coroutine
+            function) of its ProcessOutput: the returned value, which is treated like the return value of any agent.
         env: variables to add; the value None removes a variable.
         cwd: the folder that the program runs in; None: the runner's.
         task_on_stdin: whether standard input holds the task; otherwise it is empty.
-        memory_bytes: the limit of resident memory of all the program's processes together; a
-            program above it is killed. Checked ten times a second, on Linux only.
-        output_bytes: how much of standard output, and of standard error, is kept: one half from
-            the head, one from the tail.
+        memory_bytes: the limit of resident memory of all the program's processes together; a program above it is
+            killed. Checked ten times a second, on Linux only.
+        output_bytes: how much of standard output, and of standard error, is kept: one half from the head, one from the
+            tail.
         Raise ConfigError for an option out of its range.
         """
         self.command = _checked_command(command)
@@ -94,8 +91,8 @@ class ProcessAgent(LitAgent[Any]):
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Run the program to its end and return its reward; None if the reward was posted already.
 
-        Raise ProcessFailed if the program ends without a result. Cancelling the call ends the
-        program. The program's private folder is deleted in any case.
+        Raise ProcessFailed if the program ends without a result. Cancelling the call ends the program. The program's
+        private folder is deleted in any case.
         """
         folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
         try:
@@ -130,8 +127,8 @@ class ProcessAgent(LitAgent[Any]):
         )
 
     async def _result(self, output: ProcessOutput, posted: AttemptReports) -> Any:
-        """Return the attempt's reward; None with reward="event", which recorded it when it was
-        posted. Raise ProcessFailed if the program's end gives no reward.
+        """Return the attempt's reward; None with reward="event", which recorded it when it was posted. Raise
+        ProcessFailed if the program's end gives no reward.
         """
         if why := self._failure(output):
             raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
@@ -149,8 +146,7 @@ class ProcessAgent(LitAgent[Any]):
         return None
 
     def _failure(self, output: ProcessOutput) -> str | None:
-        """Return why the program counts as failed, as a phrase that follows its name; None if it
-        did not.
+        """Return why the program counts as failed, as a phrase that follows its name; None if it did not.
 
         An exit code alone is a failure only if the reward does not come from the exit code.
         """
@@ -170,9 +166,7 @@ class ProcessAgent(LitAgent[Any]):
         return None
 
     def _from_last_line(self, output: ProcessOutput) -> Any:
-        """Return the reward in the last line of the program's output. Raise ProcessFailed if that
-        line is no reward.
-        """
+        """Return the reward in the last line of the program's output. Raise ProcessFailed if that line is no reward."""
         lines = output.stdout.strip().splitlines()
         if not lines:
             raise ProcessFailed(
@@ -192,9 +186,7 @@ _HINTS: Final = {"SIGKILL": ", which Leyden did not send: the system does when m
 
 
 def _checked_command(command: Sequence[str]) -> list[str]:
-    """Return the command as a list. Raise ConfigError for a string, and for anything but
-    strings.
-    """
+    """Return the command as a list. Raise ConfigError for a string, and for anything but strings."""
     if isinstance(command, str):
         raise ConfigError(
             f"command is the string {command!r:.200}; give a list: {command.split()!r:.200}, or ['sh', '-c', ...] for a shell"
@@ -206,8 +198,8 @@ def _checked_command(command: Sequence[str]) -> list[str]:
 
 
 async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
-    """Return the function's result. A plain function runs in a thread, because a slow one must not
-    hold up the other attempts.
+    """Return the function's result. A plain function runs in a thread, because a slow one must not hold up the other
+    attempts.
     """
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(output)
@@ -233,14 +225,13 @@ def _attributes(output: ProcessOutput) -> Attributes:
 
 
 def _shown_command(command: Sequence[str]) -> str:
-    """Return a command for messages, its first 100 characters at most."""
     line = shlex.join(command)
     return line if len(line) <= 100 else f"{line[:100]}..."
 
 
 def _last_words(output: ProcessOutput) -> str:
-    """Return the end of the program's standard error, on one line, as the end of a message; "" if
-    the program wrote none.
+    """Return the end of the program's standard error, on one line, as the end of a message; "" if the program wrote
+    none.
     """
     lines = [line.strip() for line in output.stderr.strip().splitlines()][-_LAST_LINES:]
     if not lines:

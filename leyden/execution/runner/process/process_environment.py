@@ -1,7 +1,7 @@
 """The environment of a program: variables, and two files in a private folder.
 
-To add a variable, add a line to `_of_the_model` or `_of_the_attempt`. The module knows resources
-and addresses, and starts no process.
+To add a variable, add a line to `_of_the_model` or `_of_the_attempt`. The module knows resources and addresses, and
+starts no process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from leyden.tracing.instrumentation import CallRoute
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, semconv
 
 _NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
-"""Variables of the runner that the program must not have. The first would let an agent change other
-records. By the second the runner's parent would kill the program before its supervisor can end
-it."""
+"""Variables of the runner that the program must not have. The first would let an agent change other records. By the
+second the runner's parent would kill the program before its supervisor can end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ def variables(
     reports: AttemptReports,
     changes: Mapping[str, str | None],
 ) -> dict[str, str]:
-    """Return the program's environment: this process's variables, then the attempt's, and last the
-    user's changes, in which None removes a variable.
+    """Return the program's environment: this process's variables, then the attempt's, and last the user's changes, in
+    which None removes a variable.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     merged = {
@@ -84,8 +83,8 @@ def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[
 def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptReports) -> dict[str, str]:
     """Return the variables that tell a program its attempt, its files, and where to report.
 
-    TRACEPARENT makes the spans that the program sends to the OTLP endpoint children of the span
-    that is current in the caller.
+    TRACEPARENT makes the spans that the program sends to the OTLP endpoint children of the span that is current in the
+    caller.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     step = otel_trace.get_current_span().get_span_context()
@@ -106,15 +105,14 @@ def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptR
 
 
 def _listed(attributes: Mapping[str, str], others: str | None) -> str:
-    """Return the value of OTEL_RESOURCE_ATTRIBUTES: `others`, then `attributes` in
-    percent-encoding, because the last of two equal names counts.
+    """Return the value of OTEL_RESOURCE_ATTRIBUTES: `others`, then `attributes` in percent-encoding, because the last
+    of two equal names counts.
     """
     ours = ",".join(f"{name}={quote(value, safe='')}" for name, value in attributes.items())
     return f"{others},{ours}" if others else ours
 
 
 def _own(resource: Any, rollout: AttemptedRollout) -> Any:
-    """Return the resource; a gateway's model gets the attempt's own address."""
     if isinstance(resource, ProxyLLM):
         return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
     return resource

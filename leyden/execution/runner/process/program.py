@@ -1,8 +1,8 @@
 """Run one program under its supervisor, and read the supervisor's report.
 
-It knows processes and pipes, and neither attempts nor rewards. The supervisor is a process of its
-own, so that a program that writes gigabytes costs the runner's event loop nothing, and so that a
-killed runner does not leave the program running.
+It knows processes and pipes, and neither attempts nor rewards. The supervisor is a process of its own, so that a
+program that writes gigabytes costs the runner's event loop nothing, and so that a killed runner does not leave the
+program running.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from leyden._lib.host.orphans import RUNNER_MARK, kill_marked
 from leyden.errors import ProcessFailed
 
 DIRECTORY = "LEYDEN_DIRECTORY"
-"""The environment variable that holds the program's private folder. All its processes inherit it,
-so they are recognised by it."""
+"""The environment variable that holds the program's private folder. All its processes inherit it, so they are
+recognised by it."""
 
 _SUPERVISE = "import sys; sys.path.append(sys.argv[1]); from supervisor import main; main(sys.argv[2])"
-"""The command that imports the supervisor. Python would compile a script at each start, and keeps
-the compiled form of an import."""
+"""The command that imports the supervisor. Python would compile a script at each start, and keeps the compiled form of
+an import."""
 _SPEC = "spec"
 """The file name, in the private folder, of the program's description for the supervisor."""
 
@@ -43,8 +43,8 @@ class Program:
     env: Mapping[str, str]
     cwd: str
     directory: str
-    """A folder that is private to this program. The supervisor's description of the program lies in
-    it until the supervisor has read and deleted it."""
+    """A folder that is private to this program. The supervisor's description of the program lies in it until the
+    supervisor has read and deleted it."""
     stdin: str | None
     """The file that is the program's standard input. None: its input is empty."""
     memory_bytes: int | None
@@ -68,8 +68,8 @@ class ProcessOutput:
     signal: str | None
     """The name of the signal that ended the program, such as `SIGKILL`."""
     cause: Literal["memory", "request"] | None
-    """Why Leyden ended the program: "memory" (its limit), or "request" (the end of its time or of
-    the run). None: it ended by itself."""
+    """Why Leyden ended the program: "memory" (its limit), or "request" (the end of its time or of the run). None: it
+    ended by itself."""
     stdout: str
     """The head and the tail, with a note that counts the bytes left out in between."""
     stderr: str
@@ -83,11 +83,10 @@ class ProcessOutput:
     cpu_seconds: float
     """Seconds of CPU time of all the program's processes."""
     memory_bytes: int
-    """The most resident memory that its processes held together at any of the checks; 0 without a
-    limit, because then nothing is checked."""
+    """The most resident memory that its processes held together at any of the checks; 0 without a limit, because then
+    nothing is checked."""
     left: list[int]
-    """The ids of processes that could not be ended: they hang in the kernel, or belong to another
-    user."""
+    """The ids of processes that could not be ended: they hang in the kernel, or belong to another user."""
     pid: int
 
 
@@ -117,11 +116,10 @@ class RunningProgram:
         self._report.add_done_callback(lambda _: self._release_supervisor())
 
     async def output(self) -> ProcessOutput:
-        """Wait until the program ends, and return its output. Cancelling the wait leaves the
-        program running.
+        """Wait until the program ends, and return its output. Cancelling the wait leaves the program running.
 
-        Raise ProcessFailed if the program could not be started, or its supervisor ended without a
-        report; the program's processes are then killed.
+        Raise ProcessFailed if the program could not be started, or its supervisor ended without a report; the program's
+        processes are then killed.
         """
         await asyncio.wait({self._report})
         try:
@@ -144,7 +142,6 @@ class RunningProgram:
         return await self.output()
 
     def _request_stop(self) -> None:
-        """Tell the supervisor to end the program."""
         control = self._supervisor.stdin
         assert control is not None
         if not control.closed:
@@ -152,8 +149,8 @@ class RunningProgram:
                 control.write(b"stop")
 
     def _release_supervisor(self) -> None:
-        """Let the supervisor end, and wait for it, which takes a moment at most. Called when the
-        report is complete, or the event loop ends.
+        """Let the supervisor end, and wait for it, which takes a moment at most. Called when the report is complete, or
+        the event loop ends.
         """
         self._request_stop()
         self._supervisor.wait()
@@ -170,11 +167,10 @@ async def _read_to_end(pipe: IO[bytes]) -> bytes:
 
 
 def _output(report: dict[str, Any], program: Program) -> ProcessOutput:
-    """Return the supervisor's report as a ProcessOutput. Raise ProcessFailed if the program did not
-    start.
+    """Return the supervisor's report as a ProcessOutput. Raise ProcessFailed if the program did not start.
 
-    The report's "output" is the head and tail of stdout, then of stderr, without separators;
-    "stdout" and "stderr" are (bytes of the head, bytes of the tail, bytes written).
+    The report's "output" is the head and tail of stdout, then of stderr, without separators; "stdout" and "stderr" are
+    (bytes of the head, bytes of the tail, bytes written).
     """
     if "error" in report:
         raise ProcessFailed(f"the program could not be started: {report['error']}")
@@ -207,7 +203,6 @@ def _text(head: bytes, tail: bytes, total: int) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name, such as "SIGKILL"."""
     try:
         return signal.Signals(number).name
     except ValueError:

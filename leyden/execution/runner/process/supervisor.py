@@ -1,18 +1,15 @@
-"""Start one program, keep the head and tail of its output, limit its memory, and end it with all of
-its descendants.
+"""Start one program, keep the head and tail of its output, limit its memory, and end it with all of its descendants.
 
-It is a process of its own between the runner and the program, started by `program.py`. It imports
-only the standard library, and little of that, because each attempt pays for its start. It reads and
-writes `marshal`, because the same Python is at both ends.
+It is a process of its own between the runner and the program, started by `program.py`. It imports only the standard
+library, and little of that, because each attempt pays for its start. It reads and writes `marshal`, because the same
+Python is at both ends.
 
-It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in a
-session of its own is found as well. It ends all of them when the program has ended, when the runner
-requests it (by a byte, or the end, of its standard input), when the runner dies in any way, and
-when together they exceed the memory limit. Then it writes one report to its standard output and
-ends. It knows no attempt, no model and no reward.
+It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in a session of its own
+is found as well. It ends all of them when the program has ended, when the runner requests it (by a byte, or the end, of
+its standard input), when the runner dies in any way, and when together they exceed the memory limit. Then it writes one
+report to its standard output and ends. It knows no attempt, no model and no reward.
 
-On systems other than Linux nothing is adopted: the program's process group is ended, and the memory
-is not watched.
+On systems other than Linux nothing is adopted: the program's process group is ended, and the memory is not watched.
 """
 
 # ruff: noqa: PTH108, PTH123, PTH208 -- pathlib would add a third to the time of its start
@@ -41,8 +38,7 @@ _MEMORY_SECONDS = 0.1
 _KILL_AGAIN_SECONDS = 0.02
 """Seconds between two SIGKILLs, because a killed process may have forked meanwhile."""
 _UNKILLABLE_SECONDS = 5.0
-"""The seconds that killed processes may take to end. One that hangs in the kernel is named in the
-report and left."""
+"""The seconds that killed processes may take to end. One that hangs in the kernel is named in the report and left."""
 _READ_BYTES = 64 * 2**10
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -52,9 +48,7 @@ class NotStarted(Exception):
 
 
 class Kept:
-    """The head and the tail of a stream, `limit` bytes together, and the stream's length in
-    bytes.
-    """
+    """The head and the tail of a stream, `limit` bytes together, and the stream's length in bytes."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
@@ -63,8 +57,7 @@ class Kept:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """Add the next bytes of the stream. The first half of the limit is kept, and the latest
-        half.
+        """Add the next bytes of the stream. The first half of the limit is kept, and the latest half.
 
         The tail is trimmed when it is four times too long, so that bytes are seldom moved.
         """
@@ -97,8 +90,7 @@ class Supervisor:
         self._status: int | None = None
         """The program's status, as `wait` gives it; None while it runs."""
         self._cause: str | None = None
-        """Why the supervisor ends the program: "memory" or "request"; None: it ended by itself, or
-        runs."""
+        """Why the supervisor ends the program: "memory" or "request"; None: it ended by itself, or runs."""
         self._kill_at: float | None = None
         """The time at which SIGKILL follows SIGTERM; None if no signal was sent."""
         self._look_at = 0.0
@@ -110,9 +102,7 @@ class Supervisor:
         """Whether the program and all its descendants have ended."""
 
     def run(self) -> dict[str, Any]:
-        """Start the program, wait until all of its processes have ended, and return the report
-        without the output.
-        """
+        """Start the program, wait until all of its processes have ended, and return the report without the output."""
         try:
             self._start()
         except NotStarted as error:
@@ -139,7 +129,10 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
 
     def _head(self, seconds: float) -> dict[str, Any]:
-        """Return the report without the kept output. seconds: how long the program ran."""
+        """Return the report without the kept output.
+
+        seconds: how long the program ran.
+        """
         code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
         return {
             "pid": self._pid,
@@ -179,8 +172,7 @@ class Supervisor:
     def _watch_runner(self) -> None:
         """Watch for the runner's death: the end of standard input, and on Linux its pidfd.
 
-        A forked child of the runner may hold the other end of standard input open, so its end alone
-        is no proof.
+        A forked child of the runner may hold the other end of standard input open, so its end alone is no proof.
         """
         self._poll.register(0, select.POLLIN)
         if not _LINUX:
@@ -194,9 +186,7 @@ class Supervisor:
     # ---- while it runs ---------------------------------------------------------------------------
 
     def _handle_events(self) -> None:
-        """Wait for output, a signal or the runner's end, and handle it. The runner's end is a
-        request to stop.
-        """
+        """Wait for output, a signal or the runner's end, and handle it. The runner's end is a request to stop."""
         for fd, _ in self._poll.poll(self._milliseconds()):
             if fd in self._streams:
                 self._read(fd)
@@ -233,8 +223,7 @@ class Supervisor:
     def _read_rest(self, fd: int) -> None:
         """Read what is left in a pipe after the program's end.
 
-        At most 64 reads, which is more than a pipe holds: a process that could not be killed may
-        write for ever.
+        At most 64 reads, which is more than a pipe holds: a process that could not be killed may write for ever.
         """
         for _ in range(64):
             if not self._read(fd):
@@ -254,8 +243,7 @@ class Supervisor:
             self._childless = True
 
     def _take_due_steps(self) -> None:
-        """Do what is due now: check memory, send SIGTERM to what is left of the program, later
-        SIGKILL.
+        """Do what is due now: check memory, send SIGTERM to what is left of the program, later SIGKILL.
 
         Processes over their memory limit get SIGKILL at once.
         """
@@ -305,7 +293,6 @@ class Supervisor:
         return found
 
     def _signal_all(self, number: int) -> None:
-        """Send a signal to all processes of the program."""
         send = os.kill if _LINUX else os.killpg
         for pid in self._processes():
             with contextlib.suppress(OSError):  # gone, or another user's
@@ -359,13 +346,12 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call Linux's `prctl`."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _drop_mark() -> None:
-    """Remove the runner's mark (`leyden._lib.host.orphans`), a resource limit, from this process, so
-    that it is not killed with the runner's processes and can end the program.
+    """Remove the runner's mark (`leyden._lib.host.orphans`), a resource limit, from this process, so that it is not
+    killed with the runner's processes and can end the program.
     """
     import resource
 
@@ -392,7 +378,6 @@ def _noted(number: int, frame: object) -> None:
 
 
 def _forget(directory: str) -> None:
-    """Delete the program's folder."""
     import shutil
 
     shutil.rmtree(directory, ignore_errors=True)

@@ -65,8 +65,8 @@ _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_ki
 def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None = None) -> list[AttemptedRollout]:
     """Claim up to `limit` rollouts for `dequeue_many_rollouts`, without waiting.
 
-    A repeated `claim_id` returns the rollouts that were claimed under it. Claiming them again locks
-    them against `undo_claim(unless_repeated=True)`.
+    A repeated `claim_id` returns the rollouts that were claimed under it. Claiming them again locks them against
+    `undo_claim(unless_repeated=True)`.
     """
     tx.expect(limit)
     check_id("worker_id", worker_id)
@@ -89,8 +89,8 @@ def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | No
 
 
 def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
-    """Give back claimed rollouts whose reply was lost, except those that a repeated request claimed
-    again, because that reply may have arrived.
+    """Give back claimed rollouts whose reply was lost, except those that a repeated request claimed again, because that
+    reply may have arrived.
     """
     for rollout in claimed:
         _unclaim(tx, rollout, by_claimer=False)
@@ -102,11 +102,11 @@ def undo_claim(tx: Transaction, claim_id: str, *, unless_repeated: bool = False)
 
 
 def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, by_claimer: bool) -> None:
-    """Delete an attempt that no worker received, and return its rollout to the queue. Do nothing if
-    the attempt has begun, or if a later attempt exists.
+    """Delete an attempt that no worker received, and return its rollout to the queue. Do nothing if the attempt has
+    begun, or if a later attempt exists.
 
-    by_claimer: the claimer itself undoes the claim, so also delete an attempt that was claimed
-        again by a repeated request.
+    by_claimer: the claimer itself undoes the claim, so also delete an attempt that was claimed again by a repeated
+        request.
     """
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
     if row is None or row[ATTEMPTS] != row[ATTEMPT]:
@@ -124,7 +124,6 @@ def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, by_claimer: bool) ->
 
 
 def _claimed(tx: Transaction, claim_id: str) -> list[AttemptedRollout]:
-    """Return the rollouts that were claimed under an id, in their present state."""
     rows = tx.all("get_claim", claim_id=claim_id)
     return [attempted(row, attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])) for row in rows]
 
@@ -228,8 +227,7 @@ def update_attempt(
 def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
     """Update attempts in the order given, in one transaction: all or none.
 
-    The rollouts are locked in one order and the rows read ahead, so that a batch costs few
-    statements.
+    The rollouts are locked in one order and the rows read ahead, so that a batch costs few statements.
     """
     tx.expect(len(updates))
     tx.lock(update.rollout_id for update in updates)
@@ -249,8 +247,8 @@ def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest
 def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
     """Mark attempts that are over their limits, and return them as changed.
 
-    An attempt becomes `timeout` if it ran for `timeout_seconds`. Otherwise its worker was silent
-    for too long, and it becomes `unresponsive`.
+    An attempt becomes `timeout` if it ran for `timeout_seconds`. Otherwise its worker was silent for too long, and it
+    becomes `unresponsive`.
 
     now: Unix seconds; None for the database's clock.
     """
@@ -270,10 +268,11 @@ def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
 
 
 def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
-    """End unfinished attempts as interrupted, and requeue their rollouts. Return the ids of those
-    rollouts.
+    """End unfinished attempts as interrupted, and requeue their rollouts. Return the ids of those rollouts.
 
-    An interruption does not count as one of the rollout's tries. worker_ids: None for all workers.
+    An interruption does not count as one of the rollout's tries.
+
+    worker_ids: None for all workers.
     """
     tx.expect(None)  # perhaps many rows
     released: dict[str, None] = {}
@@ -292,8 +291,8 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
 
 
 def next_deadline(tx: Transaction) -> float | None:
-    """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no
-    deadline is pending.
+    """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no deadline is
+    pending.
     """
     tx.expect(None)  # perhaps many rows
     row = tx.one("next_deadlines")
@@ -333,9 +332,7 @@ def get_attempt_by_id(tx: Transaction, rollout_id: str, attempt_id: str) -> Atte
 
 
 def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attempt:
-    """Write a changed attempt, its worker's record, and the status of its rollout. Return it as
-    written.
-    """
+    """Write a changed attempt, its worker's record, and the status of its rollout. Return it as written."""
     after = _write_attempt(tx, row[SEQ], before, after)
     if after.status != before.status:
         is_latest = after.sequence_id == row[ATTEMPTS]

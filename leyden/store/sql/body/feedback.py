@@ -16,8 +16,7 @@ _COUNTED = (
     "NOT EXISTS (SELECT 1 FROM feedback g WHERE g.rollout_id = f.rollout_id AND g.source = f.source AND g.kind = f.kind "
     "AND g.key > f.key)"
 )
-"""The condition for feedback that counts: its source has sent no later one of its kind about the
-rollout."""
+"""The condition for feedback that counts: its source has sent no later one of its kind about the rollout."""
 
 
 def add_many_feedback(tx: Transaction, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
@@ -66,9 +65,8 @@ def query_feedback(
 def _add(tx: Transaction, one: Feedback, value: str) -> Feedback:
     """Store one piece of feedback with the version that its rollout ran with, and return it.
 
-    Feedback with a known id is returned as stored, so that a retry is safe. Raise ConfigError if
-    that id is of other feedback, UnknownRollout if neither the store nor the feedback knows the
-    version.
+    Feedback with a known id is returned as stored, so that a retry is safe. Raise ConfigError if that id is of other
+    feedback, UnknownRollout if neither the store nor the feedback knows the version.
 
     value: the feedback's value as JSON.
     """

@@ -1,7 +1,6 @@
 """Labels on versions of resources, frozen versions, and the audit log of both.
 
-Every change writes its audit record in its own transaction. A call that changes nothing writes
-none.
+Every change writes its audit record in its own transaction. A call that changes nothing writes none.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ def freeze_resources(
     why: str | None = None,
     release_id: str | None = None,
 ) -> None:
-    """Freeze a version, or unfreeze it, and record it in the audit log. A repeated call does
-    nothing.
+    """Freeze a version, or unfreeze it, and record it in the audit log. A repeated call does nothing.
 
     Raise ConfigError for a version with a label, because sessions may be using it.
     """
@@ -179,8 +177,8 @@ def _move(
     """Put one label on a version, or remove it if `to` is None, and record it in the audit log.
 
     expected: the version that the label must be on now; None for no version, UNSET for any.
-    Raise LabelMoved if the label is elsewhere, VersionFrozen if `to` is frozen, UnknownResources if
-    `to` is not in the store.
+    Raise LabelMoved if the label is elsewhere, VersionFrozen if `to` is frozen, UnknownResources if `to` is not in the
+    store.
     """
     check_id("label", label)
     check_who(who, why)
@@ -209,11 +207,10 @@ def _move(
 
 
 def _is_frozen(tx: Transaction, resources_id: str, version: int) -> bool:
-    """Lock the store's labels until the commit, and return whether a version is frozen. Raise
-    UnknownResources if it is not in the store.
+    """Lock the store's labels until the commit, and return whether a version is frozen. Raise UnknownResources if it is
+    not in the store.
 
-    Reading by `has_version` takes the lock (`_LOCKS` of the PostgreSQL transaction); the row is
-    read after it.
+    Reading by `has_version` takes the lock (`_LOCKS` of the PostgreSQL transaction); the row is read after it.
     """
     within = min(max(version, 0), HIGHEST_VERSION)  # PostgreSQL refuses a number beyond its column's type
     if tx.one("has_version", resources_id=resources_id, version=within) is None:

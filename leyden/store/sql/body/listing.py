@@ -1,11 +1,10 @@
 """Read pages of rollouts from the indexes that hold them in the requested order.
 
-The cost of a page of all rollouts or of some statuses, in the order of arrival or by `start_time`,
-`end_time` or `rollout_id`, grows with its size and its `offset`, not with the store. An index holds
-the rollouts of one status in order, so a page of several statuses merges one short slice of each. A
-page of one run, of one group or of the forks of one rollout, in the order of arrival, is read from
-an index too; with other filters and orders its cost grows with the run, the group or the forks. Any
-other page scans rollouts until it is full, or all of them.
+The cost of a page of all rollouts or of some statuses, in the order of arrival or by `start_time`, `end_time` or
+`rollout_id`, grows with its size and its `offset`, not with the store. An index holds the rollouts of one status in
+order, so a page of several statuses merges one short slice of each. A page of one run, of one group or of the forks of
+one rollout, in the order of arrival, is read from an index too; with other filters and orders its cost grows with the
+run, the group or the forks. Any other page scans rollouts until it is full, or all of them.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ def query_rollouts(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of rollouts, read in the cheapest way: from the index of finished rollouts by
-    measure, from the index of a run, group or replay, from a slice of an index for each status, or
-    else by a scan. The total is exact if the kept counts give it.
+    """Return a page of rollouts, read in the cheapest way: from the index of finished rollouts by measure, from the
+    index of a run, group or replay, from a slice of an index for each status, or else by a scan. The total is exact if
+    the kept counts give it.
     """
     order = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["r.seq"], never_null=_NEVER_NULL)
     others = Filters(filter_logic)
@@ -109,8 +108,8 @@ def _page_of_part(
     limit: int,
     offset: int,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of the rollouts that belong to a run, belong to a group and repeat one rollout,
-    as far as these are given.
+    """Return a page of the rollouts that belong to a run, belong to a group and repeat one rollout, as far as these are
+    given.
     """
     run = None if run_id is None else run_key(tx, run_id)
     parameters = filters.parameters | {"run": run, "group_id": group_id, "replay_from": replay_from}
@@ -136,12 +135,11 @@ def _page_of_finished(
     limit: int,
     offset: int,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of rollouts that is filtered or sorted by failure or by a measure, from the
-    index of finished rollouts.
+    """Return a page of rollouts that is filtered or sorted by failure or by a measure, from the index of finished
+    rollouts.
 
-    In a page that is sorted by a measure, rollouts without a value come last, in the order of
-    arrival. They are not in that index, so they are read by a second query if the page reaches
-    them.
+    In a page that is sorted by a measure, rollouts without a value come last, in the order of arrival. They are not in
+    that index, so they are read by a second query if the page reaches them.
     """
     always = [] if run_id is None else ["r.run = :run"]
     parameters = filters.parameters if run_id is None else {**filters.parameters, "run": run_key(tx, run_id)}
@@ -175,8 +173,8 @@ _HOLDS = {
     "running": _WORKED_ON,
     **dict.fromkeys(FINAL_STATUSES, "r.end_time IS NOT NULL"),
 }
-"""The condition of the index that holds the rollouts of each status. A database uses such a partial
-index only if the query states the condition."""
+"""The condition of the index that holds the rollouts of each status. A database uses such a partial index only if the
+query states the condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,5 @@ class _Slices:
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of a row of a slice, which is `seq` and perhaps a time: the time
-    first.
-    """
+    """Return the sort key of a row of a slice, which is `seq` and perhaps a time: the time first."""
     return tuple(row[::-1])

@@ -26,8 +26,8 @@ def record_live_rollouts(tx: Transaction, rollouts: Sequence[LiveRollout]) -> No
 def _record(tx: Transaction, live: LiveRollout) -> None:
     """Record one report on a live rollout. The first report adds the rollout.
 
-    A status ends the attempt once; later ones are ignored. Raise ConfigError if the rollout is in
-    the store without this attempt.
+    A status ends the attempt once; later ones are ignored. Raise ConfigError if the rollout is in the store without
+    this attempt.
     """
     check_live_rollout(live)
     if tx.one("get_rollout_key", rollout_id=live.rollout_id) is None:
@@ -61,9 +61,7 @@ def _add_request(tx: Transaction, live: LiveRollout, present: AttemptedRollout) 
 
 
 def _begin(tx: Transaction, live: LiveRollout) -> AttemptedRollout:
-    """Insert a live rollout with its only attempt. The queue never holds it, because it is running
-    already.
-    """
+    """Insert a live rollout with its only attempt. The queue never holds it, because it is running already."""
     request = EnqueueRolloutRequest.model_construct(
         input=live.input,
         mode="live",

@@ -40,8 +40,8 @@ def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
 
 
 def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None, int | None]:
-    """Return the id and the newest version of resources. For None, return those written last, or a
-    pair of None if there are none.
+    """Return the id and the newest version of resources. For None, return those written last, or a pair of None if
+    there are none.
 
     Raise UnknownResources for an id that is not in the store.
     """

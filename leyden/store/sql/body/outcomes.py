@@ -1,10 +1,8 @@
-"""Outcomes of attempts and rollouts: rewards, tokens, cost and failures, kept in columns as spans
-arrive.
+"""Outcomes of attempts and rollouts: rewards, tokens, cost and failures, kept in columns as spans arrive.
 
-Each span that carries a reward or is a recorded model call updates its attempt's columns. A rollout
-gets the values of its latest attempt when it finishes, and again if a reward arrives later.
-Filters, orders and summaries read one index of finished rollouts and no span. To add a measure, add
-columns by a migration, two queries, and a line in `_QUERIES`.
+Each span that carries a reward or is a recorded model call updates its attempt's columns. A rollout gets the values of
+its latest attempt when it finishes, and again if a reward arrives later. Filters, orders and summaries read one index
+of finished rollouts and no span. To add a measure, add columns by a migration, two queries, and a line in `_QUERIES`.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ _QUERIES: Mapping[Measure, tuple[str, str]] = {
 
 
 def add_to_outcome(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> None:
-    """Update the attempt's columns with its new spans, and the rollout's if it has finished with
-    this attempt.
-    """
+    """Update the attempt's columns with its new spans, and the rollout's if it has finished with this attempt."""
     changed = False
     for span in spans:
         if span.name in _RECORDED_CALLS:
@@ -89,14 +85,11 @@ def _add_call(target: SpanTarget, span: Span) -> None:
 
 
 def _count(value: object) -> int:
-    """Return a number of tokens; 0 for a value that is none."""
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
 
 
 def failure_of(attempt: Attempt) -> str:
-    """Return why an attempt that ended without success failed: its kind of reason, or its status
-    without one.
-    """
+    """Return why an attempt that ended without success failed: its kind of reason, or its status without one."""
     kind = attempt.metadata.get("reason_kind")
     return kind if isinstance(kind, str) and 0 < len(kind) <= 200 else attempt.status
 
@@ -112,8 +105,8 @@ def filter_by_outcome(
 ) -> None:
     """Add the conditions on outcomes of `query_rollouts` and `summarise_rollouts`.
 
-    between: `[start, before)` of each measure. None is an open end; two of them keep every rollout
-        that has the measure.
+    between: `[start, before)` of each measure. None is an open end; two of them keep every rollout that has the
+        measure.
     Raise ConfigError for an unknown measure and for NaN.
     """
     filters.among("r.arm", arm_in)
@@ -156,8 +149,7 @@ def summarise_rollouts(
 ) -> RolloutSummary:
     """Count finished rollouts by status and failure, and summarise each measure with a histogram.
 
-    The database groups rows by index, so the cost grows with the matching rollouts, not with their
-    spans.
+    The database groups rows by index, so the cost grows with the matching rollouts, not with their spans.
     """
     check_number("bins", bins, at_least=1, at_most=_MOST_BINS, whole=True)
     for measure in measures:

@@ -1,6 +1,4 @@
-"""Releases: one row for each, and transitions by compare-and-set that may move labels in the same
-transaction.
-"""
+"""Releases: one row for each, and transitions by compare-and-set that may move labels in the same transaction."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ def create_release(
 ) -> Release:
     """Insert a release, move its labels and record it in the audit log, in one transaction.
 
-    A stored release with this id and this canary version is returned unchanged, so that a retry is
-    safe. Raise ConfigError if the stored release has another canary version.
+    A stored release with this id and this canary version is returned unchanged, so that a retry is safe. Raise
+    ConfigError if the stored release has another canary version.
     """
     check_id("release_id", release_id)
     check_id("state", state)
@@ -82,13 +80,12 @@ def advance_release(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Move a release from `expected_state` to `state`, with its labels and frozen versions, or not
-    at all.
+    """Move a release from `expected_state` to `state`, with its labels and frozen versions, or not at all.
 
     details: merged into the present details.
     deadline: UNSET keeps the present one.
-    A release that is already in `state` is returned unchanged, so that a retry is safe. Raise
-    ReleaseAdvanced if it is in a third state.
+    A release that is already in `state` is returned unchanged, so that a retry is safe. Raise ReleaseAdvanced if it is
+    in a third state.
     """
     check_id("state", state)
     check_deadline(None if isinstance(deadline, Unset) else deadline)

@@ -1,6 +1,4 @@
-"""Resources: named, versioned, immutable once written; and the addresses of their models. Labels
-are in `labels.py`.
-"""
+"""Resources: named, versioned, immutable once written; and the addresses of their models. Labels are in `labels.py`."""
 
 from __future__ import annotations
 
@@ -68,8 +66,7 @@ def update_resources(
 ) -> ResourcesUpdate:
     """Write the next version of resources, or version 1 of an unknown id.
 
-    If the store's latest resources have this id and this content, return them, so that a retry
-    makes no second version.
+    If the store's latest resources have this id and this content, return them, so that a retry makes no second version.
     """
     present = tx.one("get_resources", resources_id=resources_id)
     if present is None:
@@ -132,9 +129,7 @@ def _write(
     parent: tuple[str, int] | None,
     author: str | None,
 ) -> ResourcesUpdate:
-    """Insert one version of resources and return it. Raise UnknownResources for a parent that is
-    not in the store.
-    """
+    """Insert one version of resources and return it. Raise UnknownResources for a parent that is not in the store."""
     check_id("resources_id", resources_id)
     check_id("author", author)
     parent_id, parent_version = parent or (None, None)
@@ -171,8 +166,8 @@ def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | No
 
 
 def resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
-    """Build a version from its row. An address `gateway://NAME` of a model is replaced by the
-    current base URL and key of that name.
+    """Build a version from its row. An address `gateway://NAME` of a model is replaced by the current base URL and key
+    of that name.
     """
     update = resources_from(row)
     for resource in update.resources.values():

@@ -22,8 +22,7 @@ class Restored:
     audit: Sequence[AuditRecord]
     feedback: Sequence[Feedback]
     served: Sequence[tuple[str, str, int, str | None]]
-    """The id of each live rollout, and the resources id, version and arm that it ran with, for late
-    feedback."""
+    """The id of each live rollout, and the resources id, version and arm that it ran with, for late feedback."""
 
 
 def restore(tx: Transaction, restored: Restored) -> None:

@@ -1,7 +1,7 @@
 """Choose and delete the rollouts that retention does not keep.
 
-Pruning takes two operations. One chooses the rollouts, while others write. The other deletes a few
-of them, and checks again what may have changed meanwhile.
+Pruning takes two operations. One chooses the rollouts, while others write. The other deletes a few of them, and checks
+again what may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from leyden.types import Retention
 from leyden.types.checks import check_id
 
 _STEP_ROWS = 128
-"""About how many rows one step deletes, and at least one rollout's. A step takes a few
-milliseconds, which delay a writer."""
+"""About how many rows one step deletes, and at least one rollout's. A step takes a few milliseconds, which delay a
+writer."""
 
 
 def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
@@ -35,8 +35,7 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
 def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
     """Return the `seq` of up to `limit` rollouts that `retention` does not keep, the oldest first.
 
-    Each inner list is meant for one short transaction of `forget`, which deletes about _STEP_ROWS
-    rows.
+    Each inner list is meant for one short transaction of `forget`, which deletes about _STEP_ROWS rows.
     """
     tx.expect(None)  # perhaps many rows
     kept, kept_bytes = 0, 0
@@ -104,8 +103,8 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
 
 
 def _must_stay(tx: Transaction) -> set[int]:
-    """Return the `seq` of the rollouts that must be kept: the newest one, and the one with the
-    newest span, because new numbers and cursors continue from theirs.
+    """Return the `seq` of the rollouts that must be kept: the newest one, and the one with the newest span, because new
+    numbers and cursors continue from theirs.
     """
     newest = (tx.one("newest_rollout"), tx.one("rollout_of_newest_span"))
     return {row[0] for row in newest if row is not None}

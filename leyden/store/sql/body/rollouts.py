@@ -66,8 +66,8 @@ def start_rollout(
 ) -> AttemptedRollout:
     """Insert a rollout with its first attempt, which the caller runs. It is never in the queue.
 
-    If both ids are given and stored, return the stored rollout. Raise ConfigError if the rollout is
-    stored without the attempt.
+    If both ids are given and stored, return the stored rollout. Raise ConfigError if the rollout is stored without the
+    attempt.
     """
     if rollout_id is not None and tx.one("get_rollout_key", rollout_id=rollout_id) is not None:
         if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
@@ -92,8 +92,7 @@ def start_rollout(
 
 
 def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-    """Enqueue rollouts and return them in the order given. A rollout that is stored already is
-    returned as it is.
+    """Enqueue rollouts and return them in the order given. A rollout that is stored already is returned as it is.
 
     Each id of resources and of a run is looked up once, because most batches have one of each.
     """
@@ -150,8 +149,7 @@ def update_rollout(
     *,
     priority: int | Unset = UNSET,
 ) -> Rollout:
-    """Change the given fields of a rollout, its status as the lifecycle allows. Return it as
-    written.
+    """Change the given fields of a rollout, its status as the lifecycle allows. Return it as written.
 
     metadata: replaces the present metadata as a whole.
     """
@@ -186,8 +184,8 @@ def update_rollout(
 
 
 def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return those of the rollouts that are finished, in the order given, each once. Raise
-    UnknownRollout, naming the first unknown id.
+    """Return those of the rollouts that are finished, in the order given, each once. Raise UnknownRollout, naming the
+    first unknown id.
     """
     tx.expect(len(rollout_ids))
     answer: list[Rollout] = []
@@ -199,8 +197,8 @@ def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollo
 
 
 def _check_worked_on(row: Row, status: RolloutStatus) -> None:
-    """Raise IllegalTransition for `preparing` and `running` without an attempt under way, because
-    nothing would ever end such a rollout.
+    """Raise IllegalTransition for `preparing` and `running` without an attempt under way, because nothing would ever
+    end such a rollout.
     """
     if status in ("preparing", "running") and status != row[STATUS]:
         latest = None if row[ATTEMPT] is None else attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
@@ -221,8 +219,8 @@ def insert_rollout(
 ) -> Row:
     """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
 
-    The row of a queued rollout has no SEQ and perhaps no START (`tx.date`), because reading them
-    would cost a round trip to the database.
+    The row of a queued rollout has no SEQ and perhaps no START (`tx.date`), because reading them would cost a round
+    trip to the database.
 
     resources: the id and the version of its resources; two None for none.
     run: the key of `request.run_id`; None for no run.
@@ -265,8 +263,8 @@ def insert_rollout(
 
 
 def _replayed_rollout(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the id of the rollout that a rollout with this metadata repeats; None if the metadata
-    name no possible id.
+    """Return the id of the rollout that a rollout with this metadata repeats; None if the metadata name no possible
+    id.
     """
     if not metadata:
         return None

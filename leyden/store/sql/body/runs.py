@@ -1,7 +1,7 @@
 """Runs and their metrics.
 
-A rollout names its run when it is enqueued (`rollouts.py`). A run and its metrics stay when
-retention deletes its rollouts.
+A rollout names its run when it is enqueued (`rollouts.py`). A run and its metrics stay when retention deletes its
+rollouts.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ _KEPT_SECONDS = 7 * 86_400.0
 _KEPT = 1_000_000
 """The most samples that are kept."""
 _FORGOTTEN = 64
-"""How many of the oldest samples a call checks, beside twice as many as it adds, so that the excess
-shrinks with each call."""
+"""How many of the oldest samples a call checks, beside twice as many as it adds, so that the excess shrinks with each
+call."""
 
 
 def add_many_samples(tx: Transaction, samples: Sequence[Sample]) -> None:
@@ -40,9 +40,7 @@ def query_samples(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Sample]:
-    """Return a page of samples by time. All given filters must match; `measured_before` is
-    exclusive.
-    """
+    """Return a page of samples by time. All given filters must match; `measured_before` is exclusive."""
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["s.time", "s.name", "s.worker_id"])
     filters = Filters("and")
     filters.equal("s.name", name)

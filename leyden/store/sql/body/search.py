@@ -33,14 +33,12 @@ _SORTABLE = {
     for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")
 }
 _ROLLOUTS_AT_ONCE = 100
-"""Rollouts in one statement of `query_spans_of`. For more, PostgreSQL without statistics reads the
-whole table."""
+"""Rollouts in one statement of `query_spans_of`. For more, PostgreSQL without statistics reads the whole table."""
 _HAS_ATTRIBUTE = "s.key IN (SELECT span FROM attribute_values WHERE attribute = {} AND value = {})"
 _UNINDEXED_NAME = "s.name || ''"
 """The span's name, in a form that no index serves, for queries with a more selective condition."""
 _ANY_NAME = "s.name IN (SELECT name FROM span_names)"
-"""A condition that holds for every span. With it, the index of names and times serves a search by
-time alone."""
+"""A condition that holds for every span. With it, the index of names and times serves a search by time alone."""
 
 
 def query_spans(
@@ -66,11 +64,10 @@ def query_spans(
     sort_by: str | None = "sequence_id",
     sort_order: SortOrder = "asc",
 ) -> PaginatedResult[FoundSpan]:
-    """Search spans of one rollout by its index, or of all rollouts by time, name and indexed
-    attributes.
+    """Search spans of one rollout by its index, or of all rollouts by time, name and indexed attributes.
 
-    `filter_logic` joins the filters from `trace_id` to `kind`; times and attributes must hold in
-    any case. Raise ConfigError for an `attempt_id` without its rollout.
+    `filter_logic` joins the filters from `trace_id` to `kind`; times and attributes must hold in any case. Raise
+    ConfigError for an `attempt_id` without its rollout.
     """
     check_page(limit, offset)
     page = _Page(sort_by, sort_order, limit, offset)
@@ -125,15 +122,11 @@ def spans_at(tx: Transaction, keys: Sequence[int]) -> list[FoundSpan]:
 
 
 def _found(tx: Transaction, rows: Sequence[Row]) -> list[FoundSpan]:
-    """Return the spans of rows of `select_spans_of_all`."""
     tokens = read_tokens(tx, rows)
     return [(row[OF_ROLLOUT], row[OF_ATTEMPT], row, record) for row, record in zip(rows, tokens, strict=True)]
 
 
 def _as_numbered(rows: list[Row]) -> list[Row]:
-    """Sort rows by sequence id, equal ones by arrival. Two sorts by a number cost less than one by
-    a pair.
-    """
     rows.sort(key=itemgetter(KEY))
     rows.sort(key=itemgetter(SEQUENCE_ID))
     return rows
@@ -148,8 +141,8 @@ class _Page:
     limit: int
     offset: int
     arrival: str = "s.key + 0"
-    """The order of equal rows: by arrival. The sum prevents a scan of the table in that order if an
-    index finds fewer spans."""
+    """The order of equal rows: by arrival. The sum prevents a scan of the table in that order if an index finds fewer
+    spans."""
 
     @property
     def order(self) -> str:
@@ -163,7 +156,6 @@ class _Page:
 
     @property
     def whole(self) -> bool:
-        """Whether the page holds all rows."""
         return self.limit == -1 and self.offset == 0
 
     @property
@@ -173,8 +165,8 @@ class _Page:
 
 
 _ALL_AS_NUMBERED = _Page("sequence_id", "asc", -1, 0)
-"""All spans by sequence id, the most frequent request. Its rows are sorted in Python, because the
-database would copy each span to sort them."""
+"""All spans by sequence id, the most frequent request. Its rows are sorted in Python, because the database would copy
+each span to sort them."""
 
 
 @lru_cache
@@ -191,8 +183,8 @@ def _of_rollout(
     asked: Mapping[str, bytes],
     page: _Page,
 ) -> PaginatedResult[FoundSpan]:
-    """Return a page of the spans of one rollout, or of one of its attempts. It can match any
-    attribute without an index, because it may read all of the rollout's spans.
+    """Return a page of the spans of one rollout, or of one of its attempts. It can match any attribute without an
+    index, because it may read all of the rollout's spans.
 
     asked: the digests of requested attribute values by name.
     """
@@ -243,8 +235,7 @@ def _of_rollout(
 def _of_all(
     tx: Transaction, always: Filters, either: Filters, asked: Mapping[str, bytes], page: _Page
 ) -> PaginatedResult[FoundSpan]:
-    """Return a page of spans of all rollouts. Read the keys of the page's spans by an index, then
-    their rows.
+    """Return a page of spans of all rollouts. Read the keys of the page's spans by an index, then their rows.
 
     asked: the digests of requested attribute values by name.
     """
@@ -262,9 +253,7 @@ def _of_all(
 
 
 def _digest(key: str, value: AttributeValue) -> bytes:
-    """Return the digest by which the index finds this value. Raise ConfigError for a list, which is
-    not indexed.
-    """
+    """Return the digest by which the index finds this value. Raise ConfigError for a list, which is not indexed."""
     digest = attribute_digest(value)
     if digest is None:
         raise ConfigError(f"attributes[{key!r}] must be a string, a boolean or a number to be found, got {value!r}")

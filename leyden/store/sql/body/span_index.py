@@ -1,8 +1,7 @@
 """The attributes by which spans of all rollouts are searched, and their index rows.
 
-An attribute's values are kept as digests, so that a long text costs no more than a short one.
-Strings, booleans and numbers have digests; lists have none. A trigger deletes the rows with their
-spans.
+An attribute's values are kept as digests, so that a long text costs no more than a short one. Strings, booleans and
+numbers have digests; lists have none. A trigger deletes the rows with their spans.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from leyden.types import AttributeValue, Span
 from leyden.types.checks import check_id
 
 _STEP = 2000
-"""Spans that one transaction indexes while an attribute becomes searchable. It takes milliseconds,
-in which no other write runs."""
+"""Spans that one transaction indexes while an attribute becomes searchable. It takes milliseconds, in which no other
+write runs."""
 
 
 def attribute_digest(value: AttributeValue | None) -> bytes | None:
@@ -39,8 +38,8 @@ def attribute_digest(value: AttributeValue | None) -> bytes | None:
 
 
 def begin_attribute_index(tx: Transaction, key: str) -> None:
-    """Begin to index an attribute: that of spans which arrive from now on. `extend_attribute_index`
-    indexes the earlier ones.
+    """Begin to index an attribute: that of spans which arrive from now on. `extend_attribute_index` indexes the earlier
+    ones.
 
     Raise ConfigError for a name that no store takes.
     """
@@ -51,8 +50,8 @@ def begin_attribute_index(tx: Transaction, key: str) -> None:
 
 
 def extend_attribute_index(tx: Transaction, key: str) -> bool:
-    """Index an attribute of the next `_STEP` spans that were stored before `begin_attribute_index`.
-    Return True once all of these spans are indexed.
+    """Index an attribute of the next `_STEP` spans that were stored before `begin_attribute_index`. Return True once
+    all of these spans are indexed.
     """
     tx.expect(_STEP)
     row = tx.one("get_attribute_index", attribute=key)

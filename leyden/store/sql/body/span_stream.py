@@ -1,7 +1,7 @@
 """Read spans in the order of their arrival, from a cursor on.
 
-A cursor holds a span's position as two numbers, of the transaction and of the span, that only grow.
-It is valid for ever, because retention keeps the newest span.
+A cursor holds a span's position as two numbers, of the transaction and of the span, that only grow. It is valid for
+ever, because retention keeps the newest span.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from leyden.store.sql.transaction import Transaction
 from leyden.types import SpanPage
 
 _FAR = 10_000
-"""Beyond this many spans of other rollouts, scanning the requested rollouts by their index is
-cheaper."""
+"""Beyond this many spans of other rollouts, scanning the requested rollouts by their index is cheaper."""
 
 
 def new_spans(
     tx: Transaction, after: str | None, rollout_ids: Sequence[str] | None = None, limit: int = 1000
 ) -> SpanPage:
-    """Return up to `limit` spans after a cursor, and the next cursor, for `poll_new_spans`. Raise
-    ConfigError for a cursor that this store did not make.
+    """Return up to `limit` spans after a cursor, and the next cursor, for `poll_new_spans`. Raise ConfigError for a
+    cursor that this store did not make.
     """
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
@@ -54,8 +53,8 @@ def new_spans(
 def _of_rollouts(rollout_ids: Sequence[str] | None, *, far: bool) -> tuple[str, dict[str, Any]]:
     """Return a condition on the rollouts of spans, and its parameters; empty for all rollouts.
 
-    far: use the index of the rollouts. Otherwise a `+` before the column prevents that, because
-        scanning the few new spans is cheaper.
+    far: use the index of the rollouts. Otherwise a `+` before the column prevents that, because scanning the few new
+        spans is cheaper.
     """
     filters = Filters("and")
     filters.among("rollout_id", rollout_ids)

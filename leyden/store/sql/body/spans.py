@@ -1,5 +1,5 @@
-"""Add spans. Each span is a heartbeat of its attempt, and is numbered by the attempt's counter.
-`search.py` and `span_stream.py` read spans.
+"""Add spans. Each span is a heartbeat of its attempt, and is numbered by the attempt's counter. `search.py` and
+`span_stream.py` read spans.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ def add_span(tx: Transaction, span: Span) -> Span | None:
 
 
 def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
-    """Number and store spans, and return those that were new, as stored. One transaction: all or
-    none.
+    """Number and store spans, and return those that were new, as stored. One transaction: all or none.
 
-    Consecutive spans of one attempt are added together, and all attempts are read in one round
-    trip.
+    Consecutive spans of one attempt are added together, and all attempts are read in one round trip.
     """
     tx.expect(len(spans))
     tx.lock(span.rollout_id for span in spans)
@@ -73,9 +71,7 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
 
 
 def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
-    """Return the numbers and statuses that adding spans to an attempt needs. Raise UnknownRollout
-    or UnknownAttempt.
-    """
+    """Return the numbers and statuses that adding spans to an attempt needs. Raise UnknownRollout or UnknownAttempt."""
     known = tx.known_target(rollout_id, attempt_id)
     if known is not None:
         return known
@@ -89,8 +85,8 @@ def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
 
 
 def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> list[Span]:
-    """Add spans of one attempt, and return those that were new. If there are any, they are a
-    heartbeat of the attempt.
+    """Add spans of one attempt, and return those that were new. If there are any, they are a heartbeat of the
+    attempt.
     """
     for span in spans:
         check_span(span)
@@ -157,8 +153,8 @@ def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Se
 
 
 def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_added: int) -> None:
-    """Write the attempt's counters, and the statuses that a heartbeat changes: an unfinished
-    attempt becomes `running`, and so may its rollout and its worker.
+    """Write the attempt's counters, and the statuses that a heartbeat changes: an unfinished attempt becomes `running`,
+    and so may its rollout and its worker.
 
     span: one of the new spans.
     taken: their bytes.

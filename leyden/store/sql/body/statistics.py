@@ -1,7 +1,7 @@
 """Count the contents of a store from the counts that its database keeps (`tx.tally`).
 
-A rollout is counted when it is enqueued and when it finishes. Only claimed, unfinished rollouts are
-read; the waiting ones are the remainder. So the cost does not grow with the history or the queue.
+A rollout is counted when it is enqueued and when it finishes. Only claimed, unfinished rollouts are read; the waiting
+ones are the remainder. So the cost does not grow with the history or the queue.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
 
 
 def counts(tx: Transaction) -> tuple[float, dict[str, int], dict[str, int]]:
-    """Return the time of the count, the number of rows of each kind, and the number of rollouts of
-    each status.
-    """
+    """Return the time of the count, the number of rows of each kind, and the number of rollouts of each status."""
     tx.expect(None)  # perhaps many rows
     totals, under_way = kept_totals(tx), tx.all("count_under_way")
     nouns = {

@@ -1,18 +1,17 @@
 """Store token records so that a record whose prompt continues an earlier call holds only the rest.
 
-Each prompt of a conversation repeats the conversation so far. A record is therefore stored as three
-parts. The base is the earlier record of the same attempt with whose ids (prompt, then response) its
-prompt begins. `shared` is the number of these ids. The rest is the record's own part
-(`types/tokens.py` defines its form). Each record in a chain of bases contributes at least one id,
-so the cost of reading a record grows with its length, and an attempt that is read as a whole is
-decoded once.
+Each prompt of a conversation repeats the conversation so far. A record is therefore stored as three parts. The base is
+the earlier record of the same attempt with whose ids (prompt, then response) its prompt begins. `shared` is the number
+of these ids. The rest is the record's own part (`types/tokens.py` defines its form). Each record in a chain of bases
+contributes at least one id, so the cost of reading a record grows with its length, and an attempt that is read as a
+whole is decoded once.
 
-The span of a record names the call that it continues (`get_known_prefix`), so nothing is searched,
-but the ids are compared. A record whose span names no call, or a wrong one, is stored whole.
+The span of a record names the call that it continues (`get_known_prefix`), so nothing is searched, but the ids are
+compared. A record whose span names no call, or a wrong one, is stored whole.
 
-A base is never deleted alone, because retention deletes whole rollouts. If a new record continues
-an earlier one to its last id, a digest is compared and the earlier one is not unpacked. Damage in
-it (by another program, or a disk) is then reported when it is read.
+A base is never deleted alone, because retention deletes whole rollouts. If a new record continues an earlier one to its
+last id, a digest is compared and the earlier one is not unpacked. Damage in it (by another program, or a disk) is then
+reported when it is read.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ _MIN_SHARED = 16
 
 
 class TokenWriter:
-    """Packs the token records that one operation adds to one attempt, each as the continuation of
-    its base.
-    """
+    """Packs the token records that one operation adds to one attempt, each as the continuation of its base."""
 
     def __init__(self, tx: Transaction, rollout: int, attempt: int) -> None:
         self._tx = tx
@@ -73,8 +70,8 @@ class TokenWriter:
 
 
 def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
-    """Return the token record of each row, None for a span without one. Raise StoreError for a
-    record that is damaged or whose base is lost.
+    """Return the token record of each row, None for a span without one. Raise StoreError for a record that is damaged
+    or whose base is lost.
 
     rows: with the columns of `select_spans` first; they may belong to different attempts.
     """
@@ -111,7 +108,6 @@ class _Records:
         self._packed: dict[int, tuple[int | None, bytes]] = {}
 
     def see(self, row: Row) -> None:
-        """Keep the packed record and the base in a row."""
         self._packed[row[KEY]] = row[TOKENS_BASE], row[TOKENS]
 
     def find(self, key: int | None) -> None:
@@ -145,9 +141,6 @@ class _Records:
         return self.first_ids(key, len(ids) // 4) == ids
 
     def origin(self, key: int, shared: int) -> int:
-        """Return the key of the earliest record in the chain of bases that has the first `shared`
-        ids of this one, so that chains are as short as possible.
-        """
         while True:
             base, data = self._record(key)
             if base is None or shared > shared_length(data):

@@ -1,5 +1,5 @@
-"""Agent Lightning's adapters: they can be called, return triplets that also work like dicts, and
-take OpenTelemetry's own spans too.
+"""Agent Lightning's adapters: they can be called, return triplets that also work like dicts, and take OpenTelemetry's
+own spans too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class TraceToTripletBase(TraceAdapter[list[Any]]):
 class TracerTraceToTriplet(TraceToTripletBase):
     """Make a triplet of each model call of an attempt.
 
-    llm_call_match: a regular expression for the names of calls' spans. Agent Lightning's
-        default, `openai\\.chat\\.completion`, is the name that its tracer gives to any call, so it
-        selects every call here.
+    llm_call_match: a regular expression for the names of calls' spans. Agent Lightning's default,
+        `openai\\.chat\\.completion`, is the name that its tracer gives to any call, so it selects every call here.
     """
 
     def __init__(
@@ -115,8 +114,8 @@ class TraceToMessages(TraceAdapter[list[native.OpenAIMessages]], native.TraceToM
 
 
 def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
-    """Convert OpenTelemetry's own spans to spans of one attempt, numbered from 1 in their order.
-    Leyden's spans are returned as they are.
+    """Convert OpenTelemetry's own spans to spans of one attempt, numbered from 1 in their order. Leyden's spans are
+    returned as they are.
     """
     return [
         span if isinstance(span, NativeSpan) else Span.from_opentelemetry(span, LOCAL, LOCAL, number)
@@ -125,8 +124,8 @@ def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
 
 
 def _old_triplets(adapter: native.TraceAdapter[Any], source: Sequence[SpanLike]) -> list[Triplet]:
-    """Return the triplets of an adapter with what Agent Lightning reads in each call's span: the
-    prompt and the completion as they are recorded, and the request and the response.
+    """Return the triplets of an adapter with what Agent Lightning reads in each call's span: the prompt and the
+    completion as they are recorded, and the request and the response.
     """
     spans = as_spans(source)
     by_id = {span.span_id: span.attributes for span in spans}

@@ -30,16 +30,13 @@ class _OldAgent(native.LitAgent[Any]):
 
     @property
     def trainer(self) -> Any:
-        """The trainer, while a run is under way."""
         return self.get_trainer()
 
     @property
     def runner(self) -> Any:
-        """The runner, while a run is under way."""
         return self.get_runner()
 
     def get_tracer(self) -> Any:
-        """Return the runner's tracer."""
         return self.tracer
 
     def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
@@ -49,18 +46,14 @@ class _OldAgent(native.LitAgent[Any]):
         """Never called, as in Agent Lightning, where it is deprecated. Use a Hook."""
 
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the agent, and record the steps that it returns as spans of the attempt."""
         return _as_result(super().run(task, old_resources(resources), rollout), rollout)
 
     async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the agent, and record the steps that it returns as spans of the attempt."""
         return _as_result(await super().run_async(task, old_resources(resources), rollout), rollout)
 
 
 def _as_result(result: Any, rollout: AttemptedRollout) -> Any:
-    """Return an agent's result with each `SpanCoreFields` in a list made into a span of this
-    attempt.
-    """
+    """Return an agent's result with each `SpanCoreFields` in a list made into a span of this attempt."""
     if not isinstance(result, list):
         return result
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
@@ -90,8 +83,8 @@ class FunctionalLitAgent(native.FunctionalLitAgent, LitAgent[Any]):
 
 
 def rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a function. The names of its parameters say what it is given: the task, the
-    rollout, a resource.
+    """Make an agent of a function. The names of its parameters say what it is given: the task, the rollout, a
+    resource.
     """
     return FunctionalLitAgent(func)
 
@@ -114,9 +107,7 @@ def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
 
 
 def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
-    """Return whether a method has the parameters of version 0.1, with `rollout_id` in
-    place of `rollout`.
-    """
+    """Return whether a method has the parameters of version 0.1, with `rollout_id` in place of `rollout`."""
     return "rollout_id" in inspect.signature(func).parameters
 
 

@@ -23,12 +23,11 @@ logger = logging.getLogger("leyden.compat.agentlightning.algorithm")
 
 
 class _OnTheNativeStore(native.Algorithm):
-    """An algorithm of Leyden. Its store raises an error for an unknown id, as Leyden's stores do,
-    where Agent Lightning's returns None.
+    """An algorithm of Leyden. Its store raises an error for an unknown id, as Leyden's stores do, where Agent
+    Lightning's returns None.
     """
 
     def set_store(self, store: LightningStore) -> None:
-        """Set the store that `get_store` returns."""
         super().set_store(NativeView(as_native(store)))
 
 
@@ -114,8 +113,8 @@ FastAlgorithm.register(Baseline)
 
 
 def batch_iter_over_dataset(dataset: Dataset[Any], batch_size: int) -> Iterator[Sequence[Any]]:
-    """Yield shuffled batches for ever, each without a repeated task. A data set that is no larger
-    than a batch is yielded as a whole.
+    """Yield shuffled batches for ever, each without a repeated task. A data set that is no larger than a batch is
+    yielded as a whole.
     """
     indices = list(range(len(dataset)))
     size = min(batch_size, len(indices))

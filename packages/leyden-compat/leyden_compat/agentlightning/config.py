@@ -49,11 +49,10 @@ def _boolean(value: str) -> bool:
 
 
 def lightning_cli(*classes: type[Any]) -> Any:
-    """Make an object of each class, with arguments from this program's command line, such as
-    `--trainer.n-runners 4`.
+    """Make an object of each class, with arguments from this program's command line, such as `--trainer.n-runners 4`.
 
-    An argument without a default is required unless its type allows None. Values of a `Literal` or
-    an enum are given by their text, members of an enum also by their name.
+    An argument without a default is required unless its type allows None. Values of a `Literal` or an enum are given by
+    their text, members of an enum also by their name.
 
     Return the object, or a tuple of the objects for several classes.
     """
@@ -76,19 +75,16 @@ def lightning_cli(*classes: type[Any]) -> Any:
 
 
 def _parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return the constructor's parameters that have names."""
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(kind).parameters
     return {name: parameter for name, parameter in found.items() if parameter.kind in by_name}
 
 
 def _place(kind: type[Any], name: str) -> str:
-    """Return the name under which argparse keeps an option's value."""
     return f"{kind.__name__.lower()}_{name}"
 
 
 def _is_optional(hint: Any) -> bool:
-    """Return whether a type allows None."""
     return get_origin(hint) in (Union, types.UnionType) and types.NoneType in get_args(hint)
 
 
@@ -111,8 +107,8 @@ def _reader(hint: Any) -> dict[str, Any]:
 
 
 def _one_of(kind: Any) -> Callable[[str], Any] | None:
-    """Return a function that reads a value of a `Literal` or a member of an enum; None for another
-    type. It raises argparse's error for any other text.
+    """Return a function that reads a value of a `Literal` or a member of an enum; None for another type. It raises
+    argparse's error for any other text.
     """
     if get_origin(kind) is Literal:
         possible: dict[str, Any] = {str(value): value for value in get_args(kind)}

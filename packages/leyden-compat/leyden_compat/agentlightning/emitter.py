@@ -1,7 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Agent Lightning's emitters: they take its arguments, write its attribute names and raise its
-errors.
-"""
+"""Agent Lightning's emitters: they take its arguments, write its attribute names and raise its errors."""
 
 from __future__ import annotations
 
@@ -76,8 +74,8 @@ def emit_reward(
     reward: a number, or numbers by name.
     primary_key: the name of the primary reward, if there are names.
     propagate: False makes the span without recording it, and needs no trace.
-    Raise TypeError for a value that is no number, ValueError for a wrong dict or primary_key, and
-    RuntimeError outside a trace.
+    Raise TypeError for a value that is no number, ValueError for a wrong dict or primary_key, and RuntimeError outside
+    a trace.
     """
     if isinstance(reward, Mapping):
         for name, value in reward.items():
@@ -117,8 +115,7 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, prop
 
 
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:
-    """Record a JSON value or bytes in a span, and return it. Raise RuntimeError for another
-    value.
+    """Record a JSON value or bytes in a span, and return it. Raise RuntimeError for another value.
 
     propagate: False makes the span without recording it, and needs no trace.
     """
@@ -129,8 +126,8 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None, propag
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Any:
-    """Record an exception that the agent has handled, and return the span, whose own status is OK.
-    Raise TypeError for a value that is no exception.
+    """Record an exception that the agent has handled, and return the span, whose own status is OK. Raise TypeError for
+    a value that is no exception.
 
     propagate: False makes the span without recording it, and needs no trace.
     """
@@ -145,8 +142,7 @@ def _flat(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _tracer(propagate: bool, what: str) -> Tracer:
-    """Return the active tracer; with `propagate` false, one that records nothing. Raise
-    RuntimeError outside a trace.
+    """Return the active tracer; with `propagate` false, one that records nothing. Raise RuntimeError outside a trace.
 
     what: what would be lost, for the message.
     """
@@ -196,9 +192,7 @@ def get_message_value(span: SpanLike) -> str | None:
 
 
 def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
-    """Return all dimensions of a reward span, the primary one first; an empty list for other
-    spans.
-    """
+    """Return all dimensions of a reward span, the primary one first; an empty list for other spans."""
     attributes = agl_attributes(span.attributes or {})
     found = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.REWARD.value)
     return [RewardPydanticModel.model_validate(dimension) for dimension in found]
@@ -250,7 +244,6 @@ class OperationContext:
         self._span: SpanCoreFields | None = None
 
     def _begin(self, attributes: Mapping[str, Any]) -> AbstractContextManager[RecordingContext]:
-        """Return the context manager of one step; outside a trace, one that records nothing."""
         tracer = (get_active_tracer() if self.propagate else None) or DetachedTracer()
         return tracer.operation_context(self.name, sanitize_attributes(attributes))
 
@@ -292,9 +285,7 @@ class OperationContext:
         self._recording.record_attributes(sanitize_attributes(flatten_attributes(values)))
 
     def __call__(self, fn: F) -> F:
-        """Return a function that records each call of `fn`: its arguments, and its result or
-        exception.
-        """
+        """Return a function that records each call of `fn`: its arguments, and its result or exception."""
         signature = inspect.signature(fn)
         attributes = {LightningSpanAttributes.OPERATION_NAME.value: fn.__name__, **self.initial_attributes}
         output = LightningSpanAttributes.OPERATION_OUTPUT.value
@@ -328,8 +319,7 @@ class OperationContext:
 def operation(
     fn: Callable[..., Any] | None = None, *, propagate: bool = True, name: str | None = None, **attributes: Any
 ) -> Any:
-    """Record a function's calls, or a block: `@operation`, `@operation(kind="search")`,
-    `with operation(user=1) as op`.
+    """Record a function's calls, or a block: `@operation`, `@operation(kind="search")`, `with operation(user=1) as op`.
 
     propagate: False records nothing.
     name: the step's name, as an attribute.
@@ -364,6 +354,5 @@ def _numbered(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _inputs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments under the attribute names of an operation's input."""
     prefix = LightningSpanAttributes.OPERATION_INPUT.value
     return {f"{prefix}.{name}": value for name, value in values.items()}

@@ -1,5 +1,5 @@
-"""Agent Lightning's functions that install instrumentations, which have no effect here, and its
-helpers for ids and for the load of the machine.
+"""Agent Lightning's functions that install instrumentations, which have no effect here, and its helpers for ids and for
+the load of the machine.
 """
 
 from __future__ import annotations

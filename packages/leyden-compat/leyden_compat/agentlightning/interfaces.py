@@ -1,10 +1,10 @@
 # pyright: reportIncompatibleMethodOverride=false
-"""The interfaces of Agent Lightning that programs implement: its store, its runner, its strategy,
-its hook, its algorithm, its events.
+"""The interfaces of Agent Lightning that programs implement: its store, its runner, its strategy, its hook, its
+algorithm, its events.
 
-Each base class has the methods that a program may override, with their parameters, and raises
-NotImplementedError for one that a subclass lacks when it is called. `own_store.py` and `running.py`
-let the rest of Leyden work with what programs implement.
+Each base class has the methods that a program may override, with their parameters, and raises NotImplementedError for
+one that a subclass lacks when it is called. `own_store.py` and `running.py` let the rest of Leyden work with what
+programs implement.
 """
 
 from __future__ import annotations
@@ -261,15 +261,12 @@ class _Event:
         self._evt = event
 
     def set(self) -> None:
-        """Stop."""
         self._evt.set()
 
     def clear(self) -> None:
-        """Take the stop back."""
         self._evt.clear()
 
     def is_set(self) -> bool:
-        """Return whether to stop."""
         return self._evt.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -375,9 +372,7 @@ class Runner(native_runner.Runner[T], ParallelWorkerBase, Generic[T]):
         recorders: Sequence[AttemptRecorder] = (),
         worker_id: int | None = None,
     ) -> Any:
-        """Return a block in which this runner can `step` or `iter`. `with` and `async with` do the
-        same.
-        """
+        """Return a block in which this runner can `step` or `iter`. `with` and `async with` do the same."""
 
         @contextmanager
         def ready() -> Generator[Any]:

@@ -1,8 +1,8 @@
 """Imitate LiteLLM's spans and response fields, for programs that read them.
 
-These are the span `raw_gen_ai_request` of each call, and the token ids in a response. The gateway
-and its record stay as they are: the spans are made when a program reads spans from a store, and a
-response is changed on its way to the agent.
+These are the span `raw_gen_ai_request` of each call, and the token ids in a response. The gateway and its record stay
+as they are: the spans are made when a program reads spans from a store, and a response is changed on its way to the
+agent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MEMBER: Final = b'"return_token_ids":true'
 
 
 def raw_request(span: NativeSpan) -> Span | None:
-    """Return the span that LiteLLM would have made for a call that the gateway recorded: its
-    request to the model's server.
+    """Return the span that LiteLLM would have made for a call that the gateway recorded: its request to the model's
+    server.
 
     None for any other span, and for a call that failed.
     """
@@ -51,9 +51,8 @@ def raw_request(span: NativeSpan) -> Span | None:
 
 
 class ShowsTokenIds:
-    """An ASGI application before the gateway. It adds token ids to chat completions where LiteLLM
-    has them: `prompt_token_ids`, and `provider_specific_fields` of a choice. Streams have them
-    where vLLM writes them.
+    """An ASGI application before the gateway. It adds token ids to chat completions where LiteLLM has them:
+    `prompt_token_ids`, and `provider_specific_fields` of a choice. Streams have them where vLLM writes them.
     """
 
     def __init__(self, gateway: Any) -> None:
@@ -71,8 +70,8 @@ class ShowsTokenIds:
         is_rewritten = False
 
         async def rewritten_request() -> Message:
-            """Receive a message, and put the request for token ids (`_MEMBER`) into the JSON object
-            at the body's beginning.
+            """Receive a message, and put the request for token ids (`_MEMBER`) into the JSON object at the body's
+            beginning.
             """
             nonlocal is_rewritten
             message = await receive()
@@ -100,8 +99,8 @@ class _Rewritten:
         self._body = b""
 
     async def __call__(self, message: Message) -> None:
-        """Pass a message on. A JSON response is held back until it is complete, because adding
-        fields changes its Content-Length.
+        """Pass a message on. A JSON response is held back until it is complete, because adding fields changes its
+        Content-Length.
         """
         if message["type"] == "http.response.start":
             headers = dict(cast("list[tuple[bytes, bytes]]", message["headers"]))
@@ -123,8 +122,8 @@ class _Rewritten:
 
 
 def _with_provider_fields(body: bytes) -> bytes:
-    """Return a JSON response whose choices have their token ids in `provider_specific_fields` too,
-    where LiteLLM puts them. Any other body is returned as it is.
+    """Return a JSON response whose choices have their token ids in `provider_specific_fields` too, where LiteLLM puts
+    them. Any other body is returned as it is.
     """
     try:
         answer: Any = json.loads(body)

@@ -84,7 +84,6 @@ def setup_module(level: int | str = "INFO", *, name: str = "agentlightning", **o
 
 
 def _renamed(name: str) -> str:
-    """Return the name of Leyden's logger that stands for one of Agent Lightning's."""
     return "leyden" + name.removeprefix("agentlightning") if name.startswith("agentlightning") else name
 
 

@@ -1,8 +1,7 @@
 """Agent Lightning's counters and histograms, for programs that keep some of their own.
 
-Leyden's servers count by themselves and serve their counts at `/metrics`, without this module. A
-program registers a metric first, with the names of its labels. To add a destination, subclass
-`MetricsBackend`.
+Leyden's servers count by themselves and serve their counts at `/metrics`, without this module. A program registers a
+metric first, with the names of its labels. To add a destination, subclass `MetricsBackend`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class _Metric:
 
 
 class _Done:
-    """An awaitable for a call that is done already, because Agent Lightning's methods are
-    coroutines. A program need not await it.
+    """An awaitable for a call that is done already, because Agent Lightning's methods are coroutines. A program need
+    not await it.
     """
 
     def __init__(self, others: Sequence[Awaitable[None]] = ()) -> None:
@@ -63,8 +62,8 @@ class MetricsBackend:
     ) -> None:
         """Register a counter. Raise ValueError if another metric has the name.
 
-        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
-            `group_level` of its own; None: it aggregates all events. Prometheus gets all labels.
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a `group_level` of its
+            own; None: it aggregates all events. Prometheus gets all labels.
         """
         self._register(name, _Metric("counter", tuple(label_names or ()), None, group_level))
 
@@ -77,27 +76,23 @@ class MetricsBackend:
     ) -> None:
         """Register a histogram. Raise ValueError if another metric has the name.
 
-        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
-            `group_level` of its own; None: it aggregates all events. Prometheus gets all labels.
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a `group_level` of its
+            own; None: it aggregates all events. Prometheus gets all labels.
         """
         limits = None if buckets is None else tuple(buckets)
         self._register(name, _Metric("histogram", tuple(label_names or ()), limits, group_level))
 
     def inc_counter(self, name: str, amount: float = 1.0, labels: LabelDict | None = None) -> Awaitable[None]:
-        """Add `amount` to a counter. Raise ValueError for a name or a label that is not
-        registered.
-        """
+        """Add `amount` to a counter. Raise ValueError for a name or a label that is not registered."""
         return self._note("counter", name, amount, labels)
 
     def observe_histogram(self, name: str, value: float, labels: LabelDict | None = None) -> Awaitable[None]:
-        """Add a value to a histogram. Raise ValueError for a name or a label that is not
-        registered.
-        """
+        """Add a value to a histogram. Raise ValueError for a name or a label that is not registered."""
         return self._note("histogram", name, value, labels)
 
     def _register(self, name: str, metric: _Metric) -> None:
-        """Register a metric. Do nothing if an equal one is registered; raise ValueError if a
-        different one has the name.
+        """Register a metric. Do nothing if an equal one is registered; raise ValueError if a different one has the
+        name.
         """
         known = self._metrics.get(name)
         if known is None:
@@ -110,9 +105,7 @@ class MetricsBackend:
             )
 
     def _note(self, kind: str, name: str, amount: float, labels: Mapping[str, str] | None) -> Awaitable[None]:
-        """Record a value of a registered metric. Raise ValueError if the metric or one of its
-        labels is missing.
-        """
+        """Record a value of a registered metric. Raise ValueError if the metric or one of its labels is missing."""
         metric, given = self._metrics.get(name), labels or {}
         if metric is None or metric.kind != kind:
             raise ValueError(f"{kind.capitalize()} {name!r} is not registered.")
@@ -168,8 +161,8 @@ class ConsoleMetricsBackend(MetricsBackend):
         logger.info("%s", "  ".join(sorted(entries)))
 
     def _entries(self, name: str, metric: _Metric, now: float) -> list[str]:
-        """Drop the events of a metric that are older than the window, and return one text for each
-        group of its labels.
+        """Drop the events of a metric that are older than the window, and return one text for each group of its
+        labels.
         """
         level = metric.group_level if self.group_level is None else self.group_level
         groups: dict[LabelKey, list[tuple[float, float]]] = {}
@@ -185,7 +178,6 @@ class ConsoleMetricsBackend(MetricsBackend):
         return entries
 
     def _summary(self, kind: str, events: Sequence[tuple[float, float]], now: float) -> str:
-        """Return a counter's rate, or a histogram's percentiles, as text."""
         if kind == "counter":
             seconds = max(now - min(moment for moment, _ in events), self.log_interval_seconds, 1e-3)
             return f"{sum(amount for _, amount in events) / seconds:.2f}/s"
@@ -239,8 +231,8 @@ class MultiMetricsBackend(MetricsBackend):
     ) -> None:
         """Register a counter in every backend.
 
-        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
-            `group_level` of its own.
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a `group_level` of its
+            own.
         """
         for backend in self._backends:
             backend.register_counter(name, label_names=label_names, group_level=group_level)
@@ -254,8 +246,8 @@ class MultiMetricsBackend(MetricsBackend):
     ) -> None:
         """Register a histogram in every backend.
 
-        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a
-            `group_level` of its own.
+        group_level: how many leading labels `ConsoleMetricsBackend` aggregates by, unless it has a `group_level` of its
+            own.
         """
         for backend in self._backends:
             backend.register_histogram(name, label_names=label_names, buckets=buckets, group_level=group_level)

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Agent Lightning's helpers for attributes of spans: nested and flat forms, tags, links, and values
-that OpenTelemetry takes.
+"""Agent Lightning's helpers for attributes of spans: nested and flat forms, tags, links, and values that OpenTelemetry
+takes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) 
 
 
 def _below(attributes: Mapping[str, Any], prefix: LightningSpanAttributes) -> Any:
-    """Return the attributes below a prefix as a nested value, in Leyden's or the older names."""
     return filter_and_unflatten_attributes(agl_attributes(attributes), prefix.value)
 
 
@@ -136,8 +135,7 @@ def flatten_attributes(
 
 
 def _flat(prefix: str, value: Any, expand: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested value with their dotted names. Raise ValueError for a key that
-    is not a string.
+    """Yield the leaves of a nested value with their dotted names. Raise ValueError for a key that is not a string.
 
     expand: also split lists of plain values, which OpenTelemetry could store as they are.
     """
@@ -174,7 +172,6 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[
 
 
 def _with_lists(node: Any) -> Any:
-    """Return a nested dict with lists in the place of dicts whose names are 0 to n-1."""
     if not isinstance(node, dict):
         return node
     children = {name: _with_lists(value) for name, value in node.items()}
@@ -183,11 +180,10 @@ def _with_lists(node: Any) -> Any:
 
 
 def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
-    """Return a value that a span can hold: a plain value, a list of one kind, or the JSON
-    text of anything else.
+    """Return a value that a span can hold: a plain value, a list of one kind, or the JSON text of anything else.
 
-    force: write a part that JSON lacks as its `str`; False raises ValueError for it. NaN and
-        infinity are written as Python's `json` writes them.
+    force: write a part that JSON lacks as its `str`; False raises ValueError for it. NaN and infinity are written as
+        Python's `json` writes them.
     """
     if isinstance(object, _PRIMITIVE):
         return object
@@ -217,8 +213,8 @@ def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> di
 
 
 def sanitize_list_attribute_sanity(maybe_list: list[Any]) -> Any:
-    """Return a list with elements of one kind, converting whole numbers to floats where needed.
-    Raise ValueError if the elements are of several kinds.
+    """Return a list with elements of one kind, converting whole numbers to floats where needed. Raise ValueError if the
+    elements are of several kinds.
     """
     for kind in (str, bool):
         if all(isinstance(element, kind) for element in maybe_list):

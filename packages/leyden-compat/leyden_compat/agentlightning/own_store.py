@@ -2,10 +2,9 @@
 # pyright: reportIncompatibleMethodOverride=false
 """`OwnStore`: a store that a program implements, as the rest of Leyden expects a store.
 
-It calls only the methods of Agent Lightning's interface, with its parameters, and of these only the
-ones that the program has written. What the interface lacks (runs, metrics, pins, labels) is kept
-beside it: by the program's store itself if that is a subclass of one of Leyden's, otherwise in
-memory.
+It calls only the methods of Agent Lightning's interface, with its parameters, and of these only the ones that the
+program has written. What the interface lacks (runs, metrics, pins, labels) is kept beside it: by the program's store
+itself if that is a subclass of one of Leyden's, otherwise in memory.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ from leyden_compat.agentlightning.rest import NativeView, PassedOn
 from leyden_compat.agentlightning.types import PaginatedResult, Span
 
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.2
-"""Seconds between two looks at a store that cannot be waited for; each wait is longer than the one
-before."""
+"""Seconds between two looks at a store that cannot be waited for; each wait is longer than the one before."""
 _FIELDS: Final = ("input", "mode", "resources_id", "config", "metadata")
 """The fields of a new rollout that the interface has."""
 
 
 def as_native(store: Any) -> Any:
-    """Return a store as the rest of Leyden expects it: a store that the program has written, or
-    whose methods it has overridden, in an `OwnStore`; any other as it is.
+    """Return a store as the rest of Leyden expects it: a store that the program has written, or whose methods it has
+    overridden, in an `OwnStore`; any other as it is.
     """
     if isinstance(store, native_store.LightningStoreServer):  # which has the store's methods in its own process
         return as_native(store.store)
@@ -99,11 +97,9 @@ class OwnStore(PassedOn):
         return self.original
 
     def _has(self, *names: str) -> bool:
-        """Return whether the program has written one of these methods."""
         return any(implements(type(self.original), name) for name in names) or not self._is_native
 
     async def _call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the program's store with the arguments that were given."""
         given = {key: value for key, value in options.items() if value is not None and not isinstance(value, Unset)}
         return await getattr(self.original, name)(*args, **given)
 
@@ -242,7 +238,6 @@ class OwnStore(PassedOn):
         return [span for span in [await self.original.add_span(span) for span in given] if span is not None]
 
     async def _numbered(self, span: Span) -> Span:
-        """Return the span with its number in the attempt."""
         if span.sequence_id:
             return span
         [number] = await self.get_many_span_sequence_ids([(span.rollout_id, span.attempt_id)])
@@ -278,7 +273,6 @@ class OwnStore(PassedOn):
     # ---- rollouts and attempts -------------------------------------------------------------------
 
     def _id(self, rollout_id: str) -> str:
-        """Return the program's store's id of a rollout."""
         return self._ids.get(rollout_id, rollout_id)
 
     async def _rollouts(self, rollout_ids: Iterable[str] | None, **options: Any) -> list[Rollout]:
@@ -295,9 +289,7 @@ class OwnStore(PassedOn):
         return list(found)
 
     async def query_rollouts(self, **options: Any) -> PaginatedResult[Any]:
-        """Return rollouts that match. Runs and groups are those that callers of this object
-        named.
-        """
+        """Return rollouts that match. Runs and groups are those that callers of this object named."""
         if not self._has("query_rollouts", "get_rollout_by_id", "enqueue_rollout", "enqueue_many_rollouts"):
             return await self.native.query_rollouts(**options)
         limit, offset = options.pop("limit", -1), options.pop("offset", 0)
@@ -323,7 +315,6 @@ class OwnStore(PassedOn):
         return await self.native.start_run(run)
 
     async def _place_new_ones(self) -> None:
-        """Assign the rollouts that the program has added by itself to the run under way."""
         for rollout in await self._rollouts(None):
             if rollout.rollout_id not in self._earlier:
                 self._places.setdefault(rollout.rollout_id, (self._run_id, None))
@@ -501,7 +492,6 @@ def _under(rollout: Rollout, rollout_id: str | None) -> Rollout:
 
 
 def _page(items: Any) -> PaginatedResult[Any]:
-    """Return what a query of the program's store returned, a page or a list, as a page."""
     if isinstance(items, PaginatedResult):
         return items
     found = list(items)

@@ -42,8 +42,8 @@ class ProxyLLM(types.ProxyLLM):
 
 
 class PromptTemplate(types.PromptTemplate):
-    """A prompt with placeholders. `jinja` templates are rendered in Jinja's sandbox, `poml` ones by
-    the package `poml`.
+    """A prompt with placeholders. `jinja` templates are rendered in Jinja's sandbox, `poml` ones by the package
+    `poml`.
     """
 
     engine: Literal["jinja", "f-string", "poml"]  # pyright: ignore[reportGeneralTypeIssues] -- required there
@@ -51,9 +51,9 @@ class PromptTemplate(types.PromptTemplate):
     def format(self, **kwargs: Any) -> str:
         """Return the template with values in the place of its placeholders.
 
-        An `f-string` template takes names, keys and formats (`{task[question]}`, `{price:.2f}`) and
-        no attributes, because an optimiser or a model may have written it, and attributes reach
-        everything that the program has. Raise ConfigError for one that is refused.
+        An `f-string` template takes names, keys and formats (`{task[question]}`, `{price:.2f}`) and no attributes,
+        because an optimiser or a model may have written it, and attributes reach everything that the program has. Raise
+        ConfigError for one that is refused.
         """
         if self.engine == "jinja":
             jinja: Any = importlib.import_module("leyden_compat.agentlightning.sandbox")
@@ -65,14 +65,12 @@ class PromptTemplate(types.PromptTemplate):
 
 
 class _PlainFormatter(string.Formatter):
-    """Python's `str.format`, without attributes, without keys of other objects than containers,
-    and without widths that make a text of any length.
+    """Python's `str.format`, without attributes, without keys of other objects than containers, and without widths that
+    make a text of any length.
     """
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        """Return the value of a placeholder, with its first name. Raise ConfigError for an
-        attribute.
-        """
+        """Return the value of a placeholder, with its first name. Raise ConfigError for an attribute."""
         first, rest = formatter_field_name_split(field_name)
         value = self.get_value(first, args, kwargs)
         for is_attribute, key in rest:
@@ -101,15 +99,13 @@ OLD_RESOURCES: Final[Mapping[type, type[Any]]] = {
 
 
 def old_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return resources by name, as instances of the classes that a program finds in
-    `agentlightning`.
-    """
+    """Return resources by name, as instances of the classes that a program finds in `agentlightning`."""
     return {name: old_resource(resource) for name, resource in resources.items()}
 
 
 def old_resource(resource: Any) -> Any:
-    """Return a resource of Leyden's as one of the class that a program finds in `agentlightning`;
-    any other object as it is.
+    """Return a resource of Leyden's as one of the class that a program finds in `agentlightning`; any other object as
+    it is.
     """
     old = OLD_RESOURCES.get(type(resource))
     if old is None:
@@ -126,8 +122,6 @@ class ResourcesUpdate(types.ResourcesUpdate):
 
 
 def old_update(update: types.ResourcesUpdate) -> ResourcesUpdate:
-    """Return a version of resources as one of this package's class, with resources of its
-    classes.
-    """
+    """Return a version of resources as one of this package's class, with resources of its classes."""
     fields: Any = {name: getattr(update, name) for name in types.ResourcesUpdate.model_fields}
     return ResourcesUpdate.model_construct(**fields | {"resources": old_resources(update.resources)})

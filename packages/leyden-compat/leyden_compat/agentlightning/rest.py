@@ -1,10 +1,10 @@
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportAbstractUsage=false
 """The REST interface for Agent Lightning 0.3's `LightningStoreClient`, over any store of Leyden.
 
-The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as
-the whole body, spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and
-`null` for an unknown id. `EitherApp` serves both kinds of client at one address. The module knows
-no socket; `store.LightningStoreServer` of this package and `agl store` open one.
+The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as the whole body,
+spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and `null` for an unknown id. `EitherApp`
+serves both kinds of client at one address. The module knows no socket; `store.LightningStoreServer` of this package and
+`agl store` open one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class WireSpan(Span):
 
     @model_serializer(mode="wrap")
     def _with_old_fields(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Return the span as Agent Lightning 0.3 writes it: links, context and parent are fields,
-        the resource has a schema URL, and there are no token arrays.
+        """Return the span as Agent Lightning 0.3 writes it: links, context and parent are fields, the resource has a
+        schema URL, and there are no token arrays.
 
         write: pydantic's serialiser of the present fields.
         """
@@ -52,8 +52,6 @@ class WireSpan(Span):
 
 
 def _passed_on(name: str) -> Any:
-    """Return a method that calls the method of this name on the attribute `native`."""
-
     def method(self: Any, *args: Any, **options: Any) -> Any:
         return getattr(self.native, name)(*args, **options)
 
@@ -66,8 +64,8 @@ PassedOn: Any = type("PassedOn", (LightningStore,), {name: _passed_on(name) for 
 
 
 class NativeView(PassedOn):
-    """A store whose methods return what Leyden's clients expect, also if the wrapped store returns
-    what Agent Lightning's does.
+    """A store whose methods return what Leyden's clients expect, also if the wrapped store returns what Agent
+    Lightning's does.
     """
 
     def __init__(self, store: LightningStore) -> None:
@@ -98,9 +96,7 @@ class NativeView(PassedOn):
 
 
 class OldView(OldStore, PassedOn):
-    """A store whose methods return what Agent Lightning's store does, with spans in the form that
-    its client reads.
-    """
+    """A store whose methods return what Agent Lightning's store does, with spans in the form that its client reads."""
 
     def __init__(self, store: LightningStore) -> None:
         self.native = NativeView(store)
@@ -152,7 +148,10 @@ class EitherApp:
     """Serves Leyden's clients by one application, and all others by another one."""
 
     def __init__(self, store: LightningStore, **options: Any) -> None:
-        """Make both applications. options: those of `StoreApp`."""
+        """Make both applications.
+
+        options: those of `StoreApp`.
+        """
         self._native, self._old = StoreApp(NativeView(store), **options), OldStoreApp(store, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,8 +166,8 @@ class EitherApp:
 
 
 class AllowsPages:
-    """An ASGI application before the store's, which admits web pages of the origins that a program
-    has named (CORS). Without it, pages of other sites are refused.
+    """An ASGI application before the store's, which admits web pages of the origins that a program has named (CORS).
+    Without it, pages of other sites are refused.
 
     origins: such as `https://page.example`; `*` admits every page that a browser opens.
     """
@@ -221,7 +220,6 @@ def _native_body(method: str, body: bytes) -> bytes:
 
 
 def _native_span(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a span of Agent Lightning's client as the fields of Leyden's spans."""
     span = Span.model_validate(given)
     kept = NativeSpan.model_fields.keys() - {"tokens"}
     return {name: value for name, value in span.model_dump(mode="json").items() if name in kept}

@@ -1,10 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Run a trainer's work as Agent Lightning does, for a strategy or a runner that a program has
-written.
+"""Run a trainer's work as Agent Lightning does, for a strategy or a runner that a program has written.
 
-The strategy gets two coroutine functions and the store, and decides where they run. The algorithm
-gets its collaborators before it runs, and the runner is set up and torn down by the calls of Agent
-Lightning's interface. There is no run of Leyden around them: no folder, no summary, no resuming.
+The strategy gets two coroutine functions and the store, and decides where they run. The algorithm gets its
+collaborators before it runs, and the runner is set up and torn down by the calls of Agent Lightning's interface. There
+is no run of Leyden around them: no folder, no summary, no resuming.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Render Jinja templates that an optimiser or a model may have written.
 
-Jinja's sandbox keeps a template from what is behind the values: no private attributes, no methods
-that change a value. What it lacks is a limit on size; here no number above MOST_CHARACTERS may
-multiply, pad or repeat a text.
+Jinja's sandbox keeps a template from what is behind the values: no private attributes, no methods that change a value.
+What it lacks is a limit on size; here no number above MOST_CHARACTERS may multiply, pad or repeat a text.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ class _Environment(_jinja.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Return Jinja's safe `format` of a text. Raise SecurityError for a text with a large
-        width.
-        """
+        """Return Jinja's safe `format` of a text. Raise SecurityError for a text with a large width."""
         _check_sizes((getattr(value, "__self__", None),))
         return super().wrap_str_format(value)
 

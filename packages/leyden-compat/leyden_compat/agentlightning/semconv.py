@@ -1,7 +1,7 @@
 """Agent Lightning's names of spans and attributes, and functions that rename Leyden's to them.
 
-`agl_attributes` renames what Leyden recorded, so that a program finds the names that it knows.
-Leyden reads both families of names, so nothing is renamed on the way into a store.
+`agl_attributes` renames what Leyden recorded, so that a program finds the names that it knows. Leyden reads both
+families of names, so nothing is renamed on the way into a store.
 """
 
 from __future__ import annotations
@@ -117,14 +117,11 @@ def agl_span_name(name: str) -> str:
 
 
 def agl_attributes(attributes: Mapping[str, V]) -> dict[str, V]:
-    """Return attributes of an emitted span under Agent Lightning's names, and others as they
-    are.
-    """
+    """Return attributes of an emitted span under Agent Lightning's names, and others as they are."""
     return {_agl_key(key): value for key, value in attributes.items()}
 
 
 def _agl_key(key: str) -> str:
-    """Return Agent Lightning's name of one attribute; another attribute's name as it is."""
     family, _, rest = key.partition(".")
     if family == "leyden" and rest.partition(".")[0] in _RENAMED_BELOW and "." in rest:
         return f"agentlightning.{rest}"

@@ -26,8 +26,8 @@ LaunchMode = Literal["asyncio", "thread", "mp"]
 
 
 class ModelConfig(TypedDict):
-    """A model of the gateway: the name that agents use, and LiteLLM's parameters, such as its name
-    there and its address.
+    """A model of the gateway: the name that agents use, and LiteLLM's parameters, such as its name there and its
+    address.
     """
 
     model_name: str
@@ -57,8 +57,8 @@ class LLMProxy(NativeProxy):
     """The gateway, under Agent Lightning's name and with its arguments. It does not use LiteLLM.
 
     launch_mode, num_workers: of no effect; the gateway runs in a thread of its own.
-    callbacks: a list without "return_token_ids" leaves token ids out of responses. Otherwise of no
-        effect: log-probabilities and spans need no callback.
+    callbacks: a list without "return_token_ids" leaves token ids out of responses. Otherwise of no effect:
+        log-probabilities and spans need no callback.
     litellm_config: only its `model_list` is read.
     durable: True unless given, because programs read a call's spans as soon as it has returned.
     num_retries: as `upstream_retries`; 0 leaves the gateway's own number.
@@ -162,14 +162,12 @@ def get_active_llm_proxy() -> LLMProxy:
 
 
 class _ByHand(ExecutionStrategy):
-    """A mixin for Leyden's strategies: a program may call `execute` itself, which then blocks until
-    the work is done.
+    """A mixin for Leyden's strategies: a program may call `execute` itself, which then blocks until the work is
+    done.
     """
 
     def execute(self, algorithm: Any, runner: Any, store: Any, **options: Any) -> Any:
-        """Run the bundles. A Trainer of Leyden, which gives `ready`, awaits this call; without
-        `ready` it blocks.
-        """
+        """Run the bundles. A Trainer of Leyden, which gives `ready`, awaits this call; without `ready` it blocks."""
         strategy: Any = super(ExecutionStrategy, self)
         if "ready" in options:
             return strategy.execute(algorithm, runner, store, **options)
@@ -182,9 +180,7 @@ class _ByHand(ExecutionStrategy):
 
 @dataclass(frozen=True)
 class PlainRunnerBundle:
-    """A runner bundle of a program, `async def runner(store, worker_id, event)`, as Leyden's
-    strategies expect it.
-    """
+    """A runner bundle of a program, `async def runner(store, worker_id, event)`, as Leyden's strategies expect it."""
 
     runner: Callable[..., Any]
     n_runners: int
@@ -209,7 +205,8 @@ class PlainRunnerBundle:
 class SharedMemoryExecutionStrategy(_ByHand, native.SharedMemoryExecutionStrategy):
     """Runs algorithm and runners in one process.
 
-    join_timeout, graceful_delay: how long runners may take to finish. poll_interval: of no effect.
+    join_timeout, graceful_delay: how long runners may take to finish.
+    poll_interval: of no effect.
     """
 
     alias = "shm"
@@ -240,9 +237,9 @@ class InterProcessExecutionStrategy(_ByHand, NativeInterProcess):
 class ClientServerExecutionStrategy(_ByHand, NativeClientServer):
     """A process for each runner.
 
-    graceful_timeout: how long runners may take to finish. main_process, terminate_timeout,
-        allowed_exit_codes: of no effect. The algorithm is in the main process, and the exit code of
-        a process that the run has ended is never an error.
+    graceful_timeout: how long runners may take to finish.
+    main_process, terminate_timeout, allowed_exit_codes: of no effect. The algorithm is in the main process, and the
+        exit code of a process that the run has ended is never an error.
     """
 
     alias = "cs"

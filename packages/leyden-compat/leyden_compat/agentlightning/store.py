@@ -1,10 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportIncompatibleVariableOverride=false
-"""Agent Lightning's stores: they return nothing for an unknown id, take its arguments and show
-spans under its names.
+"""Agent Lightning's stores: they return nothing for an unknown id, take its arguments and show spans under its names.
 
-`OldStore` is a mixin for Leyden's stores, which do the work. One difference remains: a final status
-stays final, where Agent Lightning's store would change it.
+`OldStore` is a mixin for Leyden's stores, which do the work. One difference remains: a final status stays final, where
+Agent Lightning's store would change it.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class OldStore(LightningStore):
     ) -> PaginatedResult[Rollout]:
         """Return the rollouts that match all given conditions.
 
-        `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`, which take
-        precedence.
+        `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`, which take precedence.
         """
         for new, old in (("status_in", status), ("rollout_id_in", rollout_ids)):
             if options.get(new) is None and old is not None:
@@ -104,9 +102,7 @@ class OldStore(LightningStore):
             return None
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
-        """Wait for rollouts, and return those that have ended within `timeout` seconds. Unknown ids
-        are left out.
-        """
+        """Wait for rollouts, and return those that have ended within `timeout` seconds. Unknown ids are left out."""
         try:
             return await super().wait_for_rollouts(rollout_ids=rollout_ids, timeout=timeout)
         except UnknownRollout:
@@ -115,9 +111,7 @@ class OldStore(LightningStore):
             return await super().wait_for_rollouts(rollout_ids=ids, timeout=timeout) if ids else []
 
     async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
-        """Wait for a rollout, and return it when it has ended; None after `timeout` seconds, and
-        for an unknown id.
-        """
+        """Wait for a rollout, and return it when it has ended; None after `timeout` seconds, and for an unknown id."""
         ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
         return ended[0] if ended else None
 
@@ -142,9 +136,8 @@ class OldStore(LightningStore):
     ) -> Rollout:
         """Change a rollout, and return it.
 
-        A queued rollout that is set to `preparing`, `running`, `succeeded` or `failed` gets an
-        attempt, as if it had been claimed. A status that a finished rollout can no longer take is
-        ignored.
+        A queued rollout that is set to `preparing`, `running`, `succeeded` or `failed` gets an attempt, as if it had
+        been claimed. A status that a finished rollout can no longer take is ignored.
         """
         fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
         given = {name: value for name, value in fields.items() if not isinstance(value, Unset)}
@@ -157,8 +150,8 @@ class OldStore(LightningStore):
     async def _set_status(self, rollout_id: str, status: Any) -> None:
         """Set a rollout's status by transitions that Leyden's lifecycle allows.
 
-        A queued rollout gets the attempt that the status needs. If the rollout itself cannot take
-        the status, its latest attempt does, unless the rollout is finished.
+        A queued rollout gets the attempt that the status needs. If the rollout itself cannot take the status, its
+        latest attempt does, unless the rollout is finished.
         """
         rollout = await super().get_rollout_by_id(rollout_id)
         if rollout.status == status:
@@ -197,8 +190,8 @@ class OldStore(LightningStore):
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> NativeSpan | None:
-        """Record an ended OpenTelemetry span. Return the stored span, or None if a span with its id
-        was stored before.
+        """Record an ended OpenTelemetry span. Return the stored span, or None if a span with its id was stored
+        before.
         """
         span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0)
         return await self.add_span(span)
@@ -208,8 +201,8 @@ class OldStore(LightningStore):
     ) -> PaginatedResult[NativeSpan]:
         """Return spans under Agent Lightning's names; none for an unknown id.
 
-        A call that the gateway recorded gets a second span, `raw_gen_ai_request`, if the query is
-        for all spans or for this name.
+        A call that the gateway recorded gets a second span, `raw_gen_ai_request`, if the query is for all spans or for
+        this name.
         """
         only_raw = options.get("name") == RAW_REQUEST
         if only_raw:
@@ -279,9 +272,6 @@ class OldStore(LightningStore):
     async def _query(
         self, method: Callable[..., Awaitable[native_types.PaginatedResult[Any]]], *args: Any, **options: Any
     ) -> PaginatedResult[Any]:
-        """Return a page of a query. A limit of 0, which Leyden's stores refuse, returns no items,
-        and the number of those that match.
-        """
         if options.get("limit") != 0:
             return PaginatedResult.of(await method(*args, **options))
         counted = await method(*args, **{**options, "limit": 1, "offset": 0})
@@ -301,15 +291,14 @@ class OldStore(LightningStore):
 
 
 def _nothing(options: Mapping[str, Any]) -> PaginatedResult[Any]:
-    """Return an empty page."""
     return PaginatedResult([], options.get("limit", -1), options.get("offset", 0), 0)
 
 
 class InMemoryLightningStore(OldStore, native.InMemoryLightningStore):
     """A store in this process's memory.
 
-    The arguments are accepted and have no effect: the store is safe in threads, evicts nothing, and
-    checks health on a schedule.
+    The arguments are accepted and have no effect: the store is safe in threads, evicts nothing, and checks health on a
+    schedule.
     """
 
     def __init__(
@@ -351,11 +340,11 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
 
 
 class LightningStoreServer(native.LightningStoreServer):
-    """Serves a store to clients of Leyden and of Agent Lightning 0.3. In the server's own process
-    it also has the methods of the store.
+    """Serves a store to clients of Leyden and of Agent Lightning 0.3. In the server's own process it also has the
+    methods of the store.
 
-    host, port, launcher_args: the address; by default port 4747 of this machine. With `0.0.0.0`,
-        any client is admitted unless there is a token.
+    host, port, launcher_args: the address; by default port 4747 of this machine. With `0.0.0.0`, any client is admitted
+        unless there is a token.
     cors_allow_origins: the origins whose web pages may call the server; `*` for every page.
     launch_mode, n_workers, tracker: of no effect; the metrics are at `/metrics`.
     """
@@ -401,8 +390,8 @@ class LightningStoreServer(native.LightningStoreServer):
 
 
 def threaded(store: LightningStore) -> LightningStore:
-    """Return the store itself, in the place of `LightningStoreThreaded(store)`: any store may be
-    used from any thread.
+    """Return the store itself, in the place of `LightningStoreThreaded(store)`: any store may be used from any
+    thread.
     """
     return store
 

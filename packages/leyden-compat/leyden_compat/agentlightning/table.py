@@ -1,8 +1,7 @@
 """Leyden's replacement for each public name of `agentlightning` 0.2.0 to 0.3.0, by module.
 
-Some packages of Agent Lightning repeat the names of their modules; `_PACKAGES` lists these modules.
-A test compares the table with `tests/compat/agentlightning.json`, an inventory of the released
-wheels, so that no name is missing.
+Some packages of Agent Lightning repeat the names of their modules; `_PACKAGES` lists these modules. A test compares the
+table with `tests/compat/agentlightning.json`, an inventory of the released wheels, so that no name is missing.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ _HERE = "leyden_compat.agentlightning"
 
 
 def _same(module: str, names: str) -> Names:
-    """Return a table of names that a module has under the same name."""
     return {name: f"{module}:{name}" for name in names.split()}
 
 
 def _wrapped(module: str, names: str) -> Names:
-    """Return a table of names that a wrapper module of this package has."""
     return _same(f"{_HERE}.{module}", names)
 
 
@@ -343,8 +340,7 @@ _PACKAGES: dict[str, str] = {
     "verl": "verl.async_server verl.daemon verl.dataset verl.entrypoint verl.trainer",
     "": "adapter algorithm client config emitter env_var execution litagent llm_proxy runner server store tracer trainer types",
 }
-"""Packages of Agent Lightning, and the modules whose names they repeat. The empty name is
-`agentlightning` itself."""
+"""Packages of Agent Lightning, and the modules whose names they repeat. The empty name is `agentlightning` itself."""
 
 _EXTRA: dict[str, Names] = {
     "emitter.reward": {
@@ -378,8 +374,7 @@ _MISSING_MODULES: dict[str, str] = {
 def _modules() -> Mapping[str, ForeignModule]:
     """Return the table of Agent Lightning's modules.
 
-    A name in `_MODULES` takes precedence over one that its package repeats from a part or that is
-    in `_EXTRA`.
+    A name in `_MODULES` takes precedence over one that its package repeats from a part or that is in `_EXTRA`.
     """
     tables = {name: dict(names) for name, names in _MODULES.items()}
     for package, parts in _PACKAGES.items():

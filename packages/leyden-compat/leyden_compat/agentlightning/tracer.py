@@ -1,7 +1,7 @@
 """Tracers with Agent Lightning's additions: an active tracer, `lifespan`, recording contexts.
 
-A trace of these tracers also has the methods of an OpenTelemetry tracer, so that `async with
-tracer.trace_context() as t: t.start_as_current_span(...)` records a step.
+A trace of these tracers also has the methods of an OpenTelemetry tracer, so that `async with tracer.trace_context() as
+t: t.start_as_current_span(...)` records a step.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ class _SessionContext(_OldTraceContext):
 
 
 def _as_otel_tracer(trace: Trace) -> Trace:
-    """Give a trace the methods of an OpenTelemetry tracer, and return it."""
     tracer = otel_trace.get_tracer("agentlightning")
     for method in ("start_span", "start_as_current_span"):
         setattr(trace, method, getattr(tracer, method))
@@ -151,11 +150,10 @@ class Tracer(native.Tracer, ParallelWorkerBase):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """Return a context manager that opens a trace. Its `as` variable is the trace, which also
-        has the methods of an OpenTelemetry tracer.
+        """Return a context manager that opens a trace. Its `as` variable is the trace, which also has the methods of an
+        OpenTelemetry tracer.
 
-        store: the store that receives the spans; None: that of the worker, if there is a rollout
-        id.
+        store: the store that receives the spans; None: that of the worker, if there is a rollout id.
         """
         if store is None and rollout_id is not None:
             store = self._workers_store()
@@ -181,9 +179,7 @@ class Tracer(native.Tracer, ParallelWorkerBase):
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
     ) -> Any:
-        """Record a span without duration in the open trace, if there is one, and return its
-        fields.
-        """
+        """Record a span without duration in the open trace, if there is one, and return its fields."""
         done = TraceStatus(self._status_of_events) if status is None else status
         span = Span.of(self._here().create_span(name, attributes, timestamp=timestamp, status=done))
         return SpanCoreFields(**{name: getattr(span, name) for name in SpanCoreFields.model_fields})
@@ -211,8 +207,8 @@ class Tracer(native.Tracer, ParallelWorkerBase):
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Any:
-        """Return a context manager that records its block as one step of the open trace. Without a
-        trace, nothing is recorded.
+        """Return a context manager that records its block as one step of the open trace. Without a trace, nothing is
+        recorded.
 
         start_time, end_time: Unix seconds that replace the times of the block; None: the clock's.
         """
@@ -246,7 +242,6 @@ class Tracer(native.Tracer, ParallelWorkerBase):
 
 
 def _local_trace() -> Trace:
-    """Return a trace that belongs to no attempt, and that no store receives."""
     return Trace(LOCAL, LOCAL, LOCAL, None)
 
 
@@ -275,8 +270,8 @@ class OtelTracer(Tracer, native.OtelTracer):
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records the calls that AgentOps's instrumentation sees. Without the package `agentops`, it
-    records those that OpenTelemetry's instrumentation and the gateway see.
+    """Records the calls that AgentOps's instrumentation sees. Without the package `agentops`, it records those that
+    OpenTelemetry's instrumentation and the gateway see.
 
     The arguments of Agent Lightning's tracer have no effect, because no AgentOps service is called.
     """
@@ -296,8 +291,8 @@ class AgentOpsTracer(OtelTracer):
             )
 
     def while_open(self) -> Any:
-        """Return the context manager that is entered while a trace is open: AgentOps's
-        instrumentations if the package is installed, otherwise OpenTelemetry's.
+        """Return the context manager that is entered while a trace is open: AgentOps's instrumentations if the package
+        is installed, otherwise OpenTelemetry's.
         """
         return super().while_open() if self._agentops is None else self._agentops.while_open()
 
@@ -348,8 +343,8 @@ def clear_active_tracer() -> None:
 
 
 def get_active_tracer() -> Tracer | None:
-    """Return the tracer that was set or whose trace is open here, else one that records in the
-    open trace, else None.
+    """Return the tracer that was set or whose trace is open here, else one that records in the open trace, else
+    None.
     """
     active = _active or _ACTIVE_HERE.get()
     if active is not None:
@@ -358,9 +353,7 @@ def get_active_tracer() -> Tracer | None:
 
 
 def with_active_tracer_context(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method that returns an async context manager: the emitters use its tracer within
-    the block.
-    """
+    """Decorate a method that returns an async context manager: the emitters use its tracer within the block."""
 
     @functools.wraps(func)
     def with_its_tracer(self: Tracer, *args: Any, **kwargs: Any) -> Any:
@@ -371,9 +364,7 @@ def with_active_tracer_context(func: Callable[..., Any]) -> Callable[..., Any]:
 
 @asynccontextmanager
 async def _active_within(tracer: Tracer, block: AbstractAsyncContextManager[Any]) -> AsyncGenerator[Any]:
-    """Make a tracer the active one of this context, so that attempts beside each other have each
-    their own.
-    """
+    """Make a tracer the active one of this context, so that attempts beside each other have each their own."""
     token = _ACTIVE_HERE.set(tracer)
     try:
         async with block as value:

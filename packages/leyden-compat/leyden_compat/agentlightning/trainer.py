@@ -35,14 +35,13 @@ from leyden_compat.agentlightning.tracer import OtelTracer
 class Trainer(NativeTrainer, ParallelWorkerBase):
     """Trains an agent with an algorithm.
 
-    By default the store is in memory, every model call gives a triplet, and `store`, `adapter`,
-    `tracer` and `runner` have Agent Lightning's additions. `n_workers`, `max_tasks` and
-    `triplet_exporter`, the names of version 0.1, are accepted with a DeprecationWarning.
+    By default the store is in memory, every model call gives a triplet, and `store`, `adapter`, `tracer` and `runner`
+    have Agent Lightning's additions. `n_workers`, `max_tasks` and `triplet_exporter`, the names of version 0.1, are
+    accepted with a DeprecationWarning.
 
-    port: the port of the strategy `cs`, which it selects if no strategy is given. Of no effect with
-        another strategy.
-    options: further options of Leyden's Trainer. By default a runner runs one rollout at a time;
-        `concurrency` lets it run more.
+    port: the port of the strategy `cs`, which it selects if no strategy is given. Of no effect with another strategy.
+    options: further options of Leyden's Trainer. By default a runner runs one rollout at a time; `concurrency` lets it
+        run more.
     """
 
     def __init__(
@@ -96,9 +95,7 @@ class Trainer(NativeTrainer, ParallelWorkerBase):
 
     @property
     def n_runners(self) -> int:
-        """The strategy's number of runners; for a strategy without one, the number that was
-        given.
-        """
+        """The strategy's number of runners; for a strategy without one, the number that was given."""
         own: Any = getattr(self.strategy, "n_runners", None)
         kind = type(self.strategy)
         is_told = "n_runners" in vars(self.strategy) or implements(kind, "n_runners") or not implements(kind, "execute")
@@ -121,8 +118,7 @@ class Trainer(NativeTrainer, ParallelWorkerBase):
     ) -> Any:
         """Train the agent, or run it on the tasks of a server of version 0.1.
 
-        backend, dev_backend: the addresses or clients of such servers; `train_dataset` takes one
-        too.
+        backend, dev_backend: the addresses or clients of such servers; `train_dataset` takes one too.
         """
         server = train_dataset if backend is None else backend
         if dev_backend is None and _is_server(val_dataset):  # version 0.1 gives both servers by place
@@ -145,9 +141,6 @@ class Trainer(NativeTrainer, ParallelWorkerBase):
         return Baseline() if self.algorithm is None else super()._fast_algorithm()
 
     def _is_written_by_the_program(self) -> bool:
-        """Return whether the program has written the strategy or the runner, which then expect the
-        calls of Agent Lightning's interface.
-        """
         return implements(type(self.strategy), "execute") or any(
             implements(type(self.runner), name) for name in _RUNNER_METHODS
         )
@@ -182,8 +175,8 @@ _RUNNER_METHODS = ("init", "init_worker", "iter", "step", "teardown_worker", "te
 
 
 def _made_strategy(spec: Any, n_runners: int | None, port: int | None) -> NativeStrategy:
-    """Return the strategy of a spec, with the classes that take Agent Lightning's arguments. A port
-    selects `cs` if there is no spec.
+    """Return the strategy of a spec, with the classes that take Agent Lightning's arguments. A port selects `cs` if
+    there is no spec.
     """
     if spec is None:
         spec = {"drain_seconds": 2.0, "type": "shm"} if port is None else "cs"
@@ -207,8 +200,8 @@ def _made_strategy(spec: Any, n_runners: int | None, port: int | None) -> Native
 
 
 def _made_store(spec: Any) -> Any:
-    """Return the store of a spec: an address, a path, or what `build_component` takes. Without one,
-    a store in memory.
+    """Return the store of a spec: an address, a path, or what `build_component` takes. Without one, a store in
+    memory.
     """
     if isinstance(spec, str) and "/" in spec:
         return spec

@@ -1,7 +1,7 @@
 """Agent Lightning's spans, triplets and other types.
 
-`Span` and `Triplet` are subclasses of Leyden's, with Agent Lightning's further fields and
-constructors, so that every part of Leyden takes them.
+`Span` and `Triplet` are subclasses of Leyden's, with Agent Lightning's further fields and constructors, so that every
+part of Leyden takes them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -118,8 +118,8 @@ class Link(BaseModel):
 
 
 class OtelResource(dict[str, Any]):
-    """Attributes of the process that recorded a span: a dict that also has the fields `attributes`
-    and `schema_url` of Agent Lightning's model.
+    """Attributes of the process that recorded a span: a dict that also has the fields `attributes` and `schema_url` of
+    Agent Lightning's model.
     """
 
     def __init__(self, attributes: Mapping[str, Any] | None = None, schema_url: str = "") -> None:
@@ -192,8 +192,8 @@ class Span(types.Span):
     @model_validator(mode="before")
     @classmethod
     def _take_old_fields(cls, values: Any) -> Any:
-        """Accept the fields of Agent Lightning 0.3: links become an attribute, the resource an
-        object; context and parent, which only repeat ids, are dropped.
+        """Accept the fields of Agent Lightning 0.3: links become an attribute, the resource an object; context and
+        parent, which only repeat ids, are dropped.
         """
         if not isinstance(values, Mapping):
             return values
@@ -354,15 +354,12 @@ class _Fields:
         return getattr(self, name) if name in self.keys() else default
 
     def keys(self) -> list[str]:
-        """Return the fields' names."""
         return list(type(cast(BaseModel, self)).model_fields)
 
     def items(self) -> list[tuple[str, Any]]:
-        """Return the fields' names and values."""
         return [(name, getattr(self, name)) for name in self.keys()]
 
     def values(self) -> list[Any]:
-        """Return the fields' values."""
         return [value for _, value in self.items()]
 
     def __iter__(self) -> Iterator[Any]:
@@ -402,9 +399,6 @@ class Triplet(types.Triplet):
 
 
 def _readable(value: Any, native: type[BaseModel], old: type[BaseModel]) -> Any:
-    """Return an instance of `native` as one of `old`, which can be read like a dict. Any other
-    value is returned as it is.
-    """
     if isinstance(value, old) or not isinstance(value, native):
         return value
     return old.model_construct(**{name: getattr(value, name) for name in native.model_fields})
@@ -433,9 +427,7 @@ class Dataset(Protocol[T_co]):
 
 
 class FilterField(TypedDict, total=False):
-    """A condition on one field of a query: equal to `exact`, one of `within`, or a text with
-    `contains`.
-    """
+    """A condition on one field of a query: equal to `exact`, one of `within`, or a text with `contains`."""
 
     exact: Any
     within: Sequence[Any]

@@ -1,8 +1,8 @@
 """Bars: the market's prices and volumes in each tick, read from files, and the part of an order.
 
-A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date`, then columns of
-numbers, at least `close` and `volume`. Qlib's names (`$close`) are accepted too. This module knows
-no order and no simulator. To read another format, add a line to `_READERS`.
+A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date`, then columns of numbers, at least
+`close` and `volume`. Qlib's names (`$close`) are accepted too. This module knows no order and no simulator. To read
+another format, add a line to `_READERS`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Bars:
     times: (n,), the beginnings of the ticks; kept as datetime64[us].
     columns: arrays (n,) by name; kept as float64, and without `$` in their names.
     source: where they come from, for messages.
-    Raise ConfigError unless all lengths are equal, times increase, close and volume are there, and
-    no volume is negative.
+    Raise ConfigError unless all lengths are equal, times increase, close and volume are there, and no volume is
+    negative.
     """
 
     times: Array
@@ -72,9 +72,7 @@ class Bars:
         return len(self.times)
 
     def __getitem__(self, name: str) -> Array:
-        """Return a column, (n,), by its name with or without `$`. Raise ConfigError
-        if it is missing.
-        """
+        """Return a column, (n,), by its name with or without `$`. Raise ConfigError if it is missing."""
         try:
             return self.columns[name.removeprefix("$")]
         except KeyError:
@@ -100,9 +98,7 @@ class Bars:
 
 @dataclass(frozen=True, eq=False)
 class IntradayBacktestData:
-    """The bars of all days that an order touches, with its features. Columns have
-    shape (ticks,).
-    """
+    """The bars of all days that an order touches, with its features. Columns have shape (ticks,)."""
 
     bars: Bars
     part: slice
@@ -132,18 +128,16 @@ class IntradayBacktestData:
 
     @property
     def yesterday(self) -> Array:
-        """The features of as many ticks before the order's days, (ticks,
-        feature_columns_yesterday).
-        """
+        """The features of as many ticks before the order's days, (ticks, feature_columns_yesterday)."""
         return previous_features(self.bars, self.feature_columns_yesterday, self.part)
 
 
 def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
     """Return features of the time before the bars of `part`, shape (ticks, names).
 
-    A column that the bars have is read at `part`, as in Qlib, whose files have the value of the day
-    before in columns such as `close_1`. If the bars lack `close_1`, `close` is read in as many bars
-    just before `part`; bars before the first one are 0.
+    A column that the bars have is read at `part`, as in Qlib, whose files have the value of the day before in columns
+    such as `close_1`. If the bars lack `close_1`, `close` is read in as many bars just before `part`; bars before the
+    first one are 0.
     """
     length = part.stop - part.start
     out = np.zeros((length, len(names)))
@@ -186,8 +180,8 @@ def bars_of(stock_id: str, data_dir: str | Path | None, data: Bars | Mapping[str
 def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
     """Return the bars in `<data_dir>/<stock_id>.parquet` or `.csv`.
 
-    The bars of 64 files are cached until the file changes. Raise ConfigError, which names the file,
-    if it is missing or damaged.
+    The bars of 64 files are cached until the file changes. Raise ConfigError, which names the file, if it is missing or
+    damaged.
     """
     folder = Path(data_dir)
     found = [path for suffix in _READERS if (path := folder / f"{stock_id}{suffix}").is_file()]
@@ -205,8 +199,9 @@ def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
 
 @lru_cache(maxsize=_KEPT_FILES)
 def _cached_bars(path: str, mtime_ns: int, size: int) -> Bars:
-    """Return the bars in a file. mtime_ns, size: parts of the cache's key, so a
-    change is noticed.
+    """Return the bars in a file.
+
+    mtime_ns, size: parts of the cache's key, so a change is noticed.
     """
     table = read_table(Path(path))
     time_column = next((name for name in TIME_COLUMNS if name in table), None)

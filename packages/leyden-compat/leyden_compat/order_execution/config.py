@@ -6,9 +6,9 @@
       class: PPO
       kwargs: {lr: 0.0001}
 
-Every key is checked before anything is started. This module knows the keys, and makes components of
-`{class, module_path, kwargs}`; `run.py` trains and tests with them. To add a key, add a field to
-the model of its section. To give a class a short name, add it to `_CLASSES`.
+Every key is checked before anything is started. This module knows the keys, and makes components of `{class,
+module_path, kwargs}`; `run.py` trains and tests with them. To add a key, add a field to the model of its section. To
+give a class a short name, add it to `_CLASSES`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,7 @@ class ComponentSection(_Section):
         """Return an instance of the section's class.
 
         place: where the component stands in the file, for messages.
-        known: arguments to use where the file gives none; those that the class does not take are
-            left out.
+        known: arguments to use where the file gives none; those that the class does not take are left out.
         Raise ConfigError if the class cannot be imported, or for a wrong argument.
         """
         cls = self._load(place)
@@ -111,7 +110,6 @@ class ComponentSection(_Section):
 
 
 def _built(value: Any, place: str) -> Any:
-    """Return the component that an argument describes, or the argument itself."""
     return _parse(ComponentSection, value, place).build(place) if is_object(value) and "class" in value else value
 
 
@@ -156,8 +154,7 @@ class SourceSection(_Section):
     """The section `data.source` of a configuration."""
 
     order_dir: str
-    """A folder with `train`, `valid` and `test`, each a .csv or .parquet file, or a folder of such
-    files."""
+    """A folder with `train`, `valid` and `test`, each a .csv or .parquet file, or a folder of such files."""
     feature_root_dir: str
     """The folder of the files of bars."""
     feature_columns_today: list[str] = []
@@ -188,8 +185,7 @@ class TrainerSection(_Section):
     earlystop_patience: int | None = None
     """Stop after so many validations whose price advantage is no improvement; None: never."""
     checkpoint_path: str | None = None
-    """The run's folder, in which to train or whose policy to test, unless the command line names
-    one;
+    """The run's folder, in which to train or whose policy to test, unless the command line names one;
     None: a new folder."""
     checkpoint_every_n_iters: int = 1
     buffer_size: int | None = None

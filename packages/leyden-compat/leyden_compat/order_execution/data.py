@@ -1,7 +1,6 @@
 """Features for state interpreters (`ProcessedDataProvider`), and orders from files (`load_orders`).
 
-Both read the formats of `bars.py`. To read features from elsewhere, subclass
-`ProcessedDataProvider`.
+Both read the formats of `bars.py`. To read features from elsewhere, subclass `ProcessedDataProvider`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ class ProcessedDataProvider(ABC):
         """Return the features of the ticks of an order's days, the future ones too.
 
         The caller hides those of the future.
-        date: the first day. time_index: (ticks,), the beginnings of the ticks.
+        date: the first day.
+        time_index: (ticks,), the beginnings of the ticks.
         feature_dim: the number of features that the caller expects.
         """
 
@@ -48,15 +48,13 @@ class ProcessedDataProvider(ABC):
 class BarsProcessedDataProvider(ProcessedDataProvider):
     """Provides columns of files of bars, unchanged.
 
-    Networks learn better from returns and ratios than from prices; write such features into files
-    of their own.
+    Networks learn better from returns and ratios than from prices; write such features into files of their own.
 
     data_dir: a directory with `<stock_id>.parquet` or `.csv`.
     data: instead of `data_dir`, the bars by stock, or the bars of the only stock.
     feature_columns_today: the names of the columns.
-    feature_columns_yesterday: as many names of columns for the time before. If the bars lack
-        `close_1`, it stands for `close` in as many bars just before the order's days. None: the
-        names of today's columns, with `_1`.
+    feature_columns_yesterday: as many names of columns for the time before. If the bars lack `close_1`, it stands for
+        `close` in as many bars just before the order's days. None: the names of today's columns, with `_1`.
     """
 
     def __init__(
@@ -105,16 +103,14 @@ def load_orders(
 ) -> list[Order]:
     """Return the orders in a CSV or Parquet file, or in all such files of a directory, by name.
 
-    Columns: `stock_id` or `instrument`; `amount`; `direction` or `order_type` (0 or sell, 1 or
-    buy); and either `start_time` and `end_time`, or `date` (or `datetime`). A row whose amount is 0
-    is left out.
+    Columns: `stock_id` or `instrument`; `amount`; `direction` or `order_type` (0 or sell, 1 or buy); and either
+    `start_time` and `end_time`, or `date` (or `datetime`). A row whose amount is 0 is left out.
 
     data_dir: the directory of the bars, whose ticks are needed for orders with a `date`.
-    start_time_index, end_time_index: the ticks of the day, from 0, of an order with a `date`: its
-        first one, and the one before which it ends (None: the day's end).
+    start_time_index, end_time_index: the ticks of the day, from 0, of an order with a `date`: its first one, and the
+        one before which it ends (None: the day's end).
     tick: the length of a tick; None: one minute.
-    Raise ConfigError, which names file and row, for an order that is impossible, and if there is
-    none.
+    Raise ConfigError, which names file and row, for an order that is impossible, and if there is none.
     """
     path = Path(path)
     files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".parquet")) if path.is_dir() else [path]
@@ -180,8 +176,8 @@ def _times_of_rows(
 ) -> Callable[[str, int], tuple[np.datetime64, np.datetime64]]:
     """Return a function of (stock, row) that returns the start and the end of an order.
 
-    They are read from the columns `start_time` and `end_time` if the file has them. Otherwise they
-    are the day's ticks from `start_index` to before `end_index`, with a last `tick` added.
+    They are read from the columns `start_time` and `end_time` if the file has them. Otherwise they are the day's ticks
+    from `start_index` to before `end_index`, with a last `tick` added.
     """
     if "start_time" in table or "end_time" in table:
         starts, ends = _column(table, ["start_time"], file), _column(table, ["end_time"], file)

@@ -1,8 +1,7 @@
-"""Interpreters of order execution: observations of an order's state, and the amounts that actions
-trade.
+"""Interpreters of order execution: observations of an order's state, and the amounts that actions trade.
 
-Observations are 32-bit arrays. Steps that have not been made and ticks of the future are zeros. To
-observe something else, subclass `StateInterpreter`.
+Observations are 32-bit arrays. Steps that have not been made and ticks of the future are zeros. To observe something
+else, subclass `StateInterpreter`.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
 class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
     """Observes the progress of the order, and not the market.
 
-    The observation has five numbers: `acquiring` (1 for a purchase), `cur_step` (steps made),
-    `num_step` (`max_step`), `target` (the order's amount) and `position` (the amount that is left).
+    The observation has five numbers: `acquiring` (1 for a purchase), `cur_step` (steps made), `num_step` (`max_step`),
+    `target` (the order's amount) and `position` (the amount that is left).
 
     max_step: the number of steps of the longest order.
     """
@@ -64,8 +63,8 @@ class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
     def interpret(self, simulator_state: SAOEState) -> Observation:
         """Return the five numbers of the order.
 
-        After the last step, `cur_step` is still `max_step - 1`. Raise ConfigError for an order with
-        more steps than `max_step`.
+        After the last step, `cur_step` is still `max_step - 1`. Raise ConfigError for an order with more steps than
+        `max_step`.
         """
         return _order_numbers(simulator_state, self.max_step)
 
@@ -73,13 +72,13 @@ class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
 class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
     """Observes the market's features so far and before the order's days, and all positions so far.
 
-    The observation has the five numbers of `CurrentStepStateInterpreter`, and four parts more:
-    `data_processed`, (data_ticks, data_dim), which is 0 from the current tick on;
-    `data_processed_prev`, (data_ticks, data_dim); `cur_tick`; and `position_history`, (max_step,).
+    The observation has the five numbers of `CurrentStepStateInterpreter`, and four parts more: `data_processed`,
+    (data_ticks, data_dim), which is 0 from the current tick on; `data_processed_prev`, (data_ticks, data_dim);
+    `cur_tick`; and `position_history`, (max_step,).
 
     max_step: the number of steps of the longest order.
-    data_ticks: the number of ticks of the longest day, or of all days of an order that spans
-        several. Shorter days are filled up with 0.
+    data_ticks: the number of ticks of the longest day, or of all days of an order that spans several. Shorter days are
+        filled up with 0.
     data_dim: the number of features.
     processed_data_provider: provides the features.
     """
@@ -110,8 +109,7 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
     def interpret(self, simulator_state: SAOEState) -> Observation:
         """Return the features and positions so far, and the five numbers of the order.
 
-        Raise ConfigError for an order with more ticks than `data_ticks`, or more steps than
-        `max_step`.
+        Raise ConfigError for an order with more ticks than `data_ticks`, or more steps than `max_step`.
         """
         state = simulator_state
         order, ticks = state.order, state.ticks_index
@@ -138,7 +136,6 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
         }
 
     def _filled(self, features: Array, known: int) -> Array:
-        """Return (data_ticks, data_dim): the first `known` rows of the features, then zeros."""
         filled = np.zeros((self.data_ticks, self.data_dim), np.float32)
         filled[:known] = np.nan_to_num(features[:known])
         return filled
@@ -155,9 +152,7 @@ def _order_spaces(max_step: int) -> dict[str, spaces.Space[Any]]:
 
 
 def _order_numbers(state: SAOEState, max_step: int) -> Observation:
-    """Return the numbers that all orders' observations have. Raise ConfigError for
-    too many steps.
-    """
+    """Return the numbers that all orders' observations have. Raise ConfigError for too many steps."""
     if state.cur_step > max_step:
         raise ConfigError(
             f"the order to {state.order} has made {state.cur_step} steps, max_step is {max_step}; give "
@@ -173,12 +168,11 @@ def _order_numbers(state: SAOEState, max_step: int) -> Observation:
 
 
 class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
-    """Action k trades the fraction `values[k]` of the order's amount, or all that is left if that
-    is less.
+    """Action k trades the fraction `values[k]` of the order's amount, or all that is left if that is less.
 
     values: fractions, or a whole number n for 0, 1/n, ..., 1.
-    max_step: the number of steps of an order, of which the last one trades all that is left. None:
-        leave that to the simulator.
+    max_step: the number of steps of an order, of which the last one trades all that is left. None: leave that to the
+        simulator.
     """
 
     def __init__(self, values: int | Sequence[float], max_step: int | None = None) -> None:
@@ -209,8 +203,8 @@ class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
 class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
     """An action is a multiple of the equal share: what is left, divided by the remaining steps.
 
-    Action 1 trades that share, 2 twice as much, 0 nothing. With the policy `AllOne` this is the
-    baseline TWAP, the time-weighted average price.
+    Action 1 trades that share, 2 twice as much, 0 nothing. With the policy `AllOne` this is the baseline TWAP, the
+    time-weighted average price.
     """
 
     def __init__(self) -> None:
@@ -224,8 +218,7 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
     def interpret(self, simulator_state: SAOEState, action: float) -> float:
         """Return the amount to trade: `action` times the equal share, at most what is left.
 
-        The remaining steps are those that the simulator still makes; a shorter first step counts as
-        one.
+        The remaining steps are those that the simulator still makes; a shorter first step counts as one.
         """
         left = simulator_state.n_steps - simulator_state.cur_step
         return min(simulator_state.position, simulator_state.position / left * float(action))

@@ -20,10 +20,9 @@ _CELLS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 class Recurrent(nn.Module):
     """Two recurrent networks, over the market's ticks so far and over the positions so far.
 
-    Their outputs and the order's direction are combined to features (N, output_dim), from which a
-    policy computes actions and values. The network is that of "Universal Trading for Order
-    Execution with Oracle Policy Distillation" (AAAI 2021), without its oracle and with both
-    directions.
+    Their outputs and the order's direction are combined to features (N, output_dim), from which a policy computes
+    actions and values. The network is that of "Universal Trading for Order Execution with Oracle Policy Distillation"
+    (AAAI 2021), without its oracle and with both directions.
 
     obs_space: the space of `FullHistoryStateInterpreter`.
     hidden_dim: the width of all hidden layers.

@@ -77,9 +77,7 @@ class Order:
 
     @property
     def tolerance(self) -> float:
-        """A position below this counts as 0, because sums of floats of the order's size are not
-        exact.
-        """
+        """A position below this counts as 0, because sums of floats of the order's size are not exact."""
         return EPS * max(1.0, self.amount)
 
     def __str__(self) -> str:
@@ -92,8 +90,8 @@ def as_time(value: Any, name: str = "time") -> Time:
     """Return a time as `datetime64[us]`. A number of eight digits is a date: 20200102.
 
     name: what the time is, for messages.
-    Raise ConfigError if the value is no time, has a time zone, or is another number, which may
-    count seconds, milliseconds or something else.
+    Raise ConfigError if the value is no time, has a time zone, or is another number, which may count seconds,
+    milliseconds or something else.
     """
     plain = plain_time(value, name)
     try:
@@ -120,8 +118,8 @@ def as_times(values: Any, name: str = "times") -> NDArray[np.datetime64]:
 
 
 def plain_time(value: Any, name: str) -> Any:
-    """Return a value that NumPy reads as the time that is meant. Raise ConfigError for a number
-    that is no date, and for a time zone, which NumPy would drop after a shift to UTC.
+    """Return a value that NumPy reads as the time that is meant. Raise ConfigError for a number that is no date, and
+    for a time zone, which NumPy would drop after a shift to UTC.
     """
     if isinstance(value, np.integer | np.floating | np.str_):
         value = cast(Any, value).item()

@@ -14,17 +14,16 @@ from leyden_compat.order_execution.state import SAOEState
 
 
 class PAPenaltyReward(Reward[SAOEState]):
-    """The step's price advantage, weighted by the traded amount, less a penalty for trading much in
-    few ticks.
+    """The step's price advantage, weighted by the traded amount, less a penalty for trading much in few ticks.
 
     `scale * (pa * dealt / order - penalty * sum over the step's ticks of (dealt / order)^2)`
 
-    `pa` is the price advantage of the step's mean price over the order's TWAP, in basis points.
-    Over an episode, the first terms add up to the order's price advantage. Both terms are logged,
-    as `reward/pa` and `reward/penalty`. Qlib weights by the wanted amount, which is another one
-    only if the market's volume or the last step changes it.
+    `pa` is the price advantage of the step's mean price over the order's TWAP, in basis points. Over an episode, the
+    first terms add up to the order's price advantage. Both terms are logged, as `reward/pa` and `reward/penalty`. Qlib
+    weights by the wanted amount, which is another one only if the market's volume or the last step changes it.
 
-    penalty: the weight of the penalty. scale: a factor of both terms.
+    penalty: the weight of the penalty.
+    scale: a factor of both terms.
     """
 
     def __init__(self, penalty: float = 100.0, scale: float = 1.0) -> None:
@@ -56,13 +55,13 @@ class PAPenaltyReward(Reward[SAOEState]):
 class PPOReward(Reward[SAOEState]):
     """Rates the order once, at its end, by its average price; 0 before.
 
-    The reward is 1 if the order's average price is at least 1.1 times as good as the market's mean
-    price, 0 if it is at least as good, else -1 ("An End-to-End Optimal Trade Execution Framework
-    based on Proximal Policy Optimization", IJCAI 2020).
+    The reward is 1 if the order's average price is at least 1.1 times as good as the market's mean price, 0 if it is at
+    least as good, else -1 ("An End-to-End Optimal Trade Execution Framework based on Proximal Policy Optimization",
+    IJCAI 2020).
 
     max_step: the number of steps of an order.
-    start_time_index, end_time_index: the first and the last tick that count for the market's mean,
-        from 0 at the beginning of the order's days.
+    start_time_index, end_time_index: the first and the last tick that count for the market's mean, from 0 at the
+        beginning of the order's days.
     """
 
     def __init__(self, max_step: int, start_time_index: int = 0, end_time_index: int = 239) -> None:
@@ -75,9 +74,9 @@ class PPOReward(Reward[SAOEState]):
     def reward(self, simulator_state: SAOEState) -> float:
         """Return -1, 0 or 1 at the order's end, and 0 before.
 
-        The order's average price is divided by the market's mean for a sale, and the other way
-        round for a purchase. The reward is -1 for a ratio below 1, 0 below 1.1, else 1. Qlib
-        returns it at the step before the last, and again at the last.
+        The order's average price is divided by the market's mean for a sale, and the other way round for a purchase.
+        The reward is -1 for a ratio below 1, 0 below 1.1, else 1. Qlib returns it at the step before the last, and
+        again at the last.
         """
         state = simulator_state
         if state.metrics is None and state.cur_step < self.max_step:

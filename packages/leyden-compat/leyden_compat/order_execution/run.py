@@ -1,7 +1,7 @@
 """Train and backtest policies of order execution, for `leyden rl train` and `leyden rl backtest`.
 
-This module builds the components of a configuration and gives them to a `Trainer`. For another kind
-of simulator, write such a module, or use `Trainer` itself.
+This module builds the components of a configuration and gives them to a `Trainer`. For another kind of simulator, write
+such a module, or use `Trainer` itself.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class TrainResult:
 
     iterations: int
     finished: bool
-    """Whether the run made all its iterations, or its validation stopped it early; False after a
-    signal.
-    """
+    """Whether the run made all its iterations, or its validation stopped it early; False after a signal."""
     metrics: dict[str, Any]
     """The metrics of the last iteration."""
 
@@ -61,11 +59,11 @@ class BacktestResult:
 
 
 class OrdersWriter(LogWriter):
-    """Writes a CSV file with a row for each order: the order, then the logged values of its
-    episode.
+    """Writes a CSV file with a row for each order: the order, then the logged values of its episode.
 
     The rows are kept in memory, and the file is written by `close`.
-    path: the file. orders: by the index of their seeds.
+    path: the file.
+    orders: by the index of their seeds.
     """
 
     def __init__(self, path: Path, orders: Sequence[Order]) -> None:
@@ -168,8 +166,8 @@ def train_orders(
 def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *, tag: str = "test") -> BacktestResult:
     """Execute each order of a data set once, and write a row for each to the CSV file `output`.
 
-    checkpoint: takes the policy from a run's directory, a directory of checkpoints, or one
-        checkpoint; None: the policy of the configuration, which must be one that does not learn.
+    checkpoint: takes the policy from a run's directory, a directory of checkpoints, or one checkpoint; None: the policy
+        of the configuration, which must be one that does not learn.
     tag: the data set in `data.source.order_dir`: `train`, `valid` or `test`.
     """
     agent = _ConfiguredAgent(config)
@@ -272,9 +270,7 @@ class _ConfiguredAgent:
         return given
 
     def orders(self, tag: str) -> list[Order]:
-        """Return the orders of a data set, `train`, `valid` or `test`. Raise ConfigError if it is
-        missing.
-        """
+        """Return the orders of a data set, `train`, `valid` or `test`. Raise ConfigError if it is missing."""
         source, granularity = self.config.data.source, self.config.simulator.data_granularity
         end = source.default_end_time_index
         root = Path(source.order_dir)

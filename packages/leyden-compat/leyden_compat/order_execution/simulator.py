@@ -1,7 +1,6 @@
 """`SingleAssetOrderExecutionSimple`: the execution of an order, tick by tick, on historical bars.
 
-The order does not move the market. The simulator knows no policy: an action is an amount to trade
-in the next step.
+The order does not move the market. The simulator knows no policy: an action is an amount to trade in the next step.
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ BASIS_POINTS = 10_000
 class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
     """Executes one order on the bars of one asset.
 
-    The amount of a step is split evenly over its ticks, each of which trades at its close. A tick
-    without a close trades nothing; the others share its part. A tick trades at most `vol_threshold`
-    of the market's volume. The last tick with a close trades all that is left, within that limit.
-    Steps end at multiples of `ticks_per_step` of the day's ticks, so an order that begins between
-    two of them has a shorter first step.
+    The amount of a step is split evenly over its ticks, each of which trades at its close. A tick without a close
+    trades nothing; the others share its part. A tick trades at most `vol_threshold` of the market's volume. The last
+    tick with a close trades all that is left, within that limit. Steps end at multiples of `ticks_per_step` of the
+    day's ticks, so an order that begins between two of them has a shorter first step.
 
     data_dir: a directory with `<stock_id>.parquet` or `.csv`.
     data: instead of `data_dir`, the bars by stock, or the bars of the only stock.
-    feature_columns_today, feature_columns_yesterday: the columns of `backtest_data.today` and
-        `.yesterday`.
+    feature_columns_today, feature_columns_yesterday: the columns of `backtest_data.today` and `.yesterday`.
     data_granularity: the minutes in a bar (or another unit, which `ticks_per_step` shares).
     ticks_per_step: the minutes in a step; a multiple of data_granularity.
     vol_threshold: the greatest share of the market's volume that a tick trades; None: no limit.
@@ -102,8 +99,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         """Trade an amount within the market's limit. The last step trades all that is left instead.
 
         action: units of the asset.
-        Raise InvalidTrade, and change nothing, if the amount is negative or more than is left.
-        Raise OrderDone if there is no further step.
+        Raise InvalidTrade, and change nothing, if the amount is negative or more than is left. Raise OrderDone if there
+        is no further step.
         """
         if self.done():
             raise OrderDone(f"the order to {self.order} is done; its simulator takes no further step")
@@ -147,13 +144,12 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         )
 
     def _next(self) -> int:
-        """Return the tick at which the next step ends, by its index in the day's ticks."""
         following = (self._at // self.ticks_per_step + 1) * self.ticks_per_step
         return min(following, self._end)
 
     def _split(self, amount: float, price: Array, volume: Array, *, last: bool) -> Array:
-        """Return the amount that each tick of a step trades, (ticks,), within the market's limit.
-        A tick without a price trades nothing.
+        """Return the amount that each tick of a step trades, (ticks,), within the market's limit. A tick without a
+        price trades nothing.
 
         last: it is the order's last step, so its last tick with a price trades all that is left.
         """
@@ -185,7 +181,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
     def _ticks(self, start: int, stop: int, traded: Array, left: Array) -> SAOEMetrics:
         """Return the metrics of each tick from `start` to `stop`, as arrays of shape (ticks,).
 
-        traded: the amount dealt in each tick. left: the position after it.
+        traded: the amount dealt in each tick.
+        left: the position after it.
         """
         price = self._price[start:stop]
         return SAOEMetrics(
@@ -208,7 +205,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         """Return the metrics of several ticks together: totals, and prices weighted by the amounts.
 
         If nothing was traded, price and price advantage are 0.
-        time: the beginning of the first tick. volume, price, traded: (ticks,).
+        time: the beginning of the first tick.
+        volume, price, traded: (ticks,).
         amount: what was to be traded.
         """
         total = float(traded.sum())
@@ -252,7 +250,6 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
 
 
 def _mean(price: Array) -> float:
-    """Return the mean of the known prices; NaN if none is known."""
     known = price[np.isfinite(price)]
     return float(known.mean()) if len(known) else math.nan
 
@@ -269,9 +266,8 @@ def price_advantage(exec_price: Array, baseline_price: float, direction: OrderDi
 def price_advantage(exec_price: float | Array, baseline_price: float, direction: OrderDir | int) -> float | Array:
     """Return how much better than a baseline a price is, in basis points.
 
-    The advantage is `(1 - price / baseline) * 10000` for a purchase, and the negative of that for a
-    sale. It is 0 if the baseline is 0 or either price is unknown (NaN). Raise ConfigError for an
-    unknown direction.
+    The advantage is `(1 - price / baseline) * 10000` for a purchase, and the negative of that for a sale. It is 0 if
+    the baseline is 0 or either price is unknown (NaN). Raise ConfigError for an unknown direction.
     """
     if direction not in (OrderDir.BUY, OrderDir.SELL):
         raise ConfigError(f"direction is {direction!r}; choose OrderDir.SELL or OrderDir.BUY")

@@ -41,16 +41,14 @@ class SAOEMetrics(TypedDict):
     ffr: Any
     """The fulfilled fraction: the traded amount over the order's amount, 0 to 1."""
     pa: Any
-    """The price advantage over the order's TWAP in basis points; positive is better for purchases
-    and for sales.
-    """
+    """The price advantage over the order's TWAP in basis points; positive is better for purchases and for sales."""
 
 
 class History(Mapping[str, NDArray[Any]]):
     """A table with the columns of `SAOEMetrics`, and a row for each step or tick.
 
-    `history["pa"]` is a column, (rows,); `len(history)` is the number of rows; `history.last` holds
-    the newest rows. A history does not change: `plus` returns a longer one.
+    `history["pa"]` is a column, (rows,); `len(history)` is the number of rows; `history.last` holds the newest rows. A
+    history does not change: `plus` returns a longer one.
     """
 
     def __init__(self, chunks: tuple[SAOEMetrics, ...] = ()) -> None:
@@ -58,9 +56,7 @@ class History(Mapping[str, NDArray[Any]]):
         self._columns: dict[str, NDArray[Any]] = {}
 
     def plus(self, chunk: SAOEMetrics) -> History:
-        """Return this history with rows added: one if the chunk holds scalars, several if it holds
-        arrays.
-        """
+        """Return this history with rows added: one if the chunk holds scalars, several if it holds arrays."""
         return History((*self._chunks, chunk))
 
     @property
@@ -69,9 +65,7 @@ class History(Mapping[str, NDArray[Any]]):
         return self._chunks[-1]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a column, (rows,). A value that a chunk has once is repeated for
-        each of its rows.
-        """
+        """Return a column, (rows,). A value that a chunk has once is repeated for each of its rows."""
         if name not in SAOEMetrics.__annotations__:
             raise KeyError(f"{name!r} is no column; there are {', '.join(SAOEMetrics.__annotations__)}")
         if name not in self._columns:

@@ -33,8 +33,8 @@ class EarlyStopping(NativeEarlyStopping):
         super().__init__(monitor, min_delta, patience, mode, baseline, restore_best_weights, compat="qlib")
 
     def on_fit_start(self, loop: TrainLoop, vessel: Any) -> None:
-        """Reset the count of validations without improvement. Warn if the run never validates,
-        because then it is never stopped.
+        """Reset the count of validations without improvement. Warn if the run never validates, because then it is never
+        stopped.
         """
         if loop.validates:
             super().on_fit_start(loop, vessel)
@@ -43,18 +43,16 @@ class EarlyStopping(NativeEarlyStopping):
 
 
 class Checkpoint(Callback):
-    """Save the state of trainer and vessel in one file each time, for `torch.load` and
-    `Trainer.fit(ckpt_path=...)`.
+    """Save the state of trainer and vessel in one file each time, for `torch.load` and `Trainer.fit(ckpt_path=...)`.
 
-    filename: `{iter:03d}`, `{time}` and names of metrics are filled in. An unknown name is an
-    error.
+    filename: `{iter:03d}`, `{time}` and names of metrics are filled in. An unknown name is an error.
     save_latest: "link" or "copy": `latest.pth` is the newest file; None: there is no such file.
     every_n_iters: as in Qlib, save after iterations n - 1, 2 n - 1, ..., counted from 0.
     time_interval: seconds between saves; the first iteration saves.
     save_on_fit_end: save the last iteration, unless it is saved already.
 
-    Files of earlier runs are overwritten, and none is removed. The link is relative, so the
-    directory can be moved. `leyden.training.Checkpoint` keeps complete states and verifies them.
+    Files of earlier runs are overwritten, and none is removed. The link is relative, so the directory can be moved.
+    `leyden.training.Checkpoint` keeps complete states and verifies them.
     """
 
     runs_last = 1
@@ -111,8 +109,8 @@ class Checkpoint(Callback):
             shutil.copyfile(self.dirpath / name, latest)
 
     def _filled_in(self, loop: TrainLoop) -> str:
-        """Return the file name with iteration, time and metrics filled in. Raise CheckpointError
-        for a metric that the iteration does not have.
+        """Return the file name with iteration, time and metrics filled in. Raise CheckpointError for a metric that the
+        iteration does not have.
         """
         values = {"iter": loop.current_iter, "time": datetime.now().strftime("%Y%m%d%H%M%S"), **loop.metrics}
         try:

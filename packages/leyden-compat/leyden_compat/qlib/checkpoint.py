@@ -1,8 +1,8 @@
 """Read checkpoints that Qlib wrote, without executing code from them.
 
-Qlib's `Checkpoint` saves `trainer.state_dict()` with pickle: the policy's weights, counters,
-metrics and the states of callbacks and loggers. Only containers, numbers, NumPy scalars and tensors
-are read. Anything else in the file is refused by its name.
+Qlib's `Checkpoint` saves `trainer.state_dict()` with pickle: the policy's weights, counters, metrics and the states of
+callbacks and loggers. Only containers, numbers, NumPy scalars and tensors are read. Anything else in the file is
+refused by its name.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _SAFE: Final[list[Any]] = [
     type(np.dtype(np.int64)),
     type(np.dtype(np.bool_)),
 ]
-"""Types that Qlib's states hold besides plain containers and tensors. None of them runs code of
-the file."""
+"""Types that Qlib's states hold besides plain containers and tensors. None of them runs code of the file."""
 
 _SCALAR_NAMES: Final = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 """The function that makes a NumPy scalar, in NumPy 1 and 2."""
@@ -64,8 +63,7 @@ class QlibCheckpoint:
     """The policy's weights, by Qlib's names."""
 
     def native_weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights of Qlib's PPO or DQN under the names that Leyden's policy of the same
-        network has.
+        """Return the weights of Qlib's PPO or DQN under the names that Leyden's policy of the same network has.
 
         Raise CheckpointError for the weights of another policy.
         """
@@ -92,8 +90,8 @@ class QlibCheckpoint:
 def read_checkpoint(path: str | Path) -> QlibCheckpoint:
     """Read a `.pth` file of Qlib's `Checkpoint`, or a file of a policy's weights.
 
-    Raise CheckpointError for a file that cannot be read, that holds no weights, or that would
-    execute code: the message names what it would call.
+    Raise CheckpointError for a file that cannot be read, that holds no weights, or that would execute code: the message
+    names what it would call.
     """
     path = Path(path)
     try:
@@ -144,8 +142,8 @@ def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
 
     path: the `.pth` file of Qlib.
     output: the file to write.
-    Return the checkpoint that was read. Raise CheckpointError for a file that cannot be read, that
-    would execute code, or that holds the weights of another policy.
+    Return the checkpoint that was read. Raise CheckpointError for a file that cannot be read, that would execute code,
+    or that holds the weights of another policy.
     """
     read = read_checkpoint(path)
     torch.save(read.native_weights(), output)
@@ -153,14 +151,10 @@ def convert_checkpoint(path: str | Path, output: str | Path) -> QlibCheckpoint:
 
 
 def _empty(*_: Any) -> dict[Any, Any]:
-    """Return an empty dict in the place of a `defaultdict`, which torch's safe reader cannot
-    fill.
-    """
     return {}
 
 
 def _scalar() -> Any:
-    """Return NumPy's private function that makes a scalar when it is unpickled."""
     return np.float64(0).__reduce__()[0]
 
 

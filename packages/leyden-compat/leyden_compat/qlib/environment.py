@@ -1,5 +1,5 @@
-"""Qlib's `EnvWrapper`, which has the interface of the old `gym`, and an adapter that makes such
-environments usable in Gymnasium.
+"""Qlib's `EnvWrapper`, which has the interface of the old `gym`, and an adapter that makes such environments usable in
+Gymnasium.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ SEED_INTERATOR_MISSING: Final = "_missing_"
 class EnvWrapper(
     NativeEnvWrapper[parts.InitialStateType, parts.StateType, parts.ActType, parts.ObsType, parts.PolicyActType]
 ):
-    """One environment: `reset()` returns an observation, `step(action)` returns observation,
-    reward, done and info.
+    """One environment: `reset()` returns an observation, `step(action)` returns observation, reward, done and info.
 
     When its seed iterator has ended, `reset` returns the observation of `generate_nan_observation`.
     """
@@ -36,8 +35,8 @@ class EnvWrapper(
             self.logger = LogCollector()
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode with the next seed. After the last seed, return NaN once; raise
-        RuntimeError at any later reset.
+        """Begin an episode with the next seed. After the last seed, return NaN once; raise RuntimeError at any later
+        reset.
         """
         if self._is_dead:
             raise RuntimeError("the environment wrapper is dead: its seeds have ended, and its last reset returned NaN")
@@ -57,8 +56,8 @@ class EnvWrapper(
 
 
 class AnyObservation(gymnasium.Space[Any]):
-    """A space that contains every observation, also one outside the declared space, because Qlib
-    does not check observations.
+    """A space that contains every observation, also one outside the declared space, because Qlib does not check
+    observations.
     """
 
     def __init__(self, declared: Any) -> None:
@@ -81,11 +80,10 @@ class AnyObservation(gymnasium.Space[Any]):
 
 
 class OldEnv(gymnasium.Env[Any, Any]):
-    """Adapts an environment to Gymnasium. The environment has the interface of the old `gym` or of
-    Gymnasium, and says by a NaN observation that it has no further episode.
+    """Adapts an environment to Gymnasium. The environment has the interface of the old `gym` or of Gymnasium, and says
+    by a NaN observation that it has no further episode.
 
-    Its observations become {"obs": observation, "ended": 0}. After the last episode "ended" is 1,
-    and "obs" is None.
+    Its observations become {"obs": observation, "ended": 0}. After the last episode "ended" is 1, and "obs" is None.
     """
 
     def __init__(self, env: Any) -> None:
@@ -95,9 +93,7 @@ class OldEnv(gymnasium.Env[Any, Any]):
         self.observation_space = gymnasium.spaces.Dict({"obs": observed, "ended": gymnasium.spaces.Discrete(2)})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. `seed` and `options` have no effect: the environment chooses its
-        seeds.
-        """
+        """Begin an episode. `seed` and `options` have no effect: the environment chooses its seeds."""
         result: Any = self._env.reset()
         obs: Any = result[0] if _has_info(result) else result
         if check_nan_observation(obs):
@@ -117,5 +113,4 @@ class OldEnv(gymnasium.Env[Any, Any]):
 
 
 def _has_info(result: Any) -> bool:
-    """Return whether the result of `reset` is Gymnasium's pair of observation and info."""
     return isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2 and isinstance(result[1], dict)

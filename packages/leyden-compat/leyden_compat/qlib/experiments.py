@@ -2,9 +2,8 @@
 
     python -m leyden.compat -m qlib.rl.contrib.train_onpolicy --config_path train.yml --run_backtest
 
-This module reads a configuration as Qlib does: it ignores unknown keys, and data are pickled tables
-or data sets. `leyden rl train` is the alternative that checks each key before it begins, and that
-resumes a run.
+This module reads a configuration as Qlib does: it ignores unknown keys, and data are pickled tables or data sets.
+`leyden rl train` is the alternative that checks each key before it begins, and that resumes a run.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ def seed_everything(seed: int) -> None:
 class LazyLoadDataset(Sequence[Any]):
     """The orders of a pickled table, or of all pickled tables of a directory.
 
-    data_dir: has `backtest/<stock_id>.pkl`. The ticks of the first requested order's day stand for
-        every day, as in Qlib.
-    default_start_time_index, default_end_time_index: each order begins with the tick of the first
-        index, and ends a minute after the beginning of the tick before the second index.
+    data_dir: has `backtest/<stock_id>.pkl`. The ticks of the first requested order's day stand for every day, as in
+        Qlib.
+    default_start_time_index, default_end_time_index: each order begins with the tick of the first index, and ends a
+        minute after the beginning of the tick before the second index.
     """
 
     def __init__(
@@ -68,8 +67,8 @@ class LazyLoadDataset(Sequence[Any]):
         return len(self._orders)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return order number `index`, from its first tick to the end of its last tick. Raise
-        IndexError for a larger number.
+        """Return order number `index`, from its first tick to the end of its last tick. Raise IndexError for a larger
+        number.
 
         As in Qlib, the ticks of the first requested order's day stand for every day.
         """
@@ -100,8 +99,8 @@ def train_and_test(
 ) -> None:
     """Train a policy on the orders in the folder `train`, and test it on those in `test`.
 
-    The configurations are sections of Qlib's file. Raise ConfigError for a missing key, and for
-    times that `data_granularity` does not divide.
+    The configurations are sections of Qlib's file. Raise ConfigError for a missing key, and for times that
+    `data_granularity` does not divide.
     """
     source, granularity = data_config["source"], simulator_config.get("data_granularity", 1)
     first, end = source["default_start_time_index"], source["default_end_time_index"]
@@ -153,8 +152,8 @@ def _orders(source: Mapping[str, Any], first: int, end: int, tag: str) -> LazyLo
 
 
 def _callbacks(trainer_config: Mapping[str, Any]) -> list[Callback]:
-    """Return the callbacks of the configuration: with a `checkpoint_path`, metrics and checkpoints;
-    with an `earlystop_patience`, early stopping on `val/pa`.
+    """Return the callbacks of the configuration: with a `checkpoint_path`, metrics and checkpoints; with an
+    `earlystop_patience`, early stopping on `val/pa`.
     """
     callbacks: list[Callback] = []
     if "checkpoint_path" in trainer_config:
@@ -186,7 +185,6 @@ class _Section(dict[str, Any]):
 
 
 def _with_sections(value: Any) -> Any:
-    """Return a configuration with a `_Section` in the place of each mapping."""
     if not isinstance(value, Mapping):
         return value
     return _Section({name: _with_sections(part) for name, part in cast("Mapping[str, Any]", value).items()})

@@ -1,8 +1,7 @@
 """Qlib's collectors and writers of logs.
 
-They differ from Leyden's in their arguments and their calls: at the end of an episode, a writer's
-`log_episode(length, rewards, contents)` is called, with the logged contents of each step. A writer
-that overrides no method writes nothing.
+They differ from Leyden's in their arguments and their calls: at the end of an episode, a writer's `log_episode(length,
+rewards, contents)` is called, with the logged contents of each step. A writer that overrides no method writes nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ _COUNTERS: Final = ("episode_count", "step_count", "global_step", "global_episod
 
 
 class LogCollector(NativeLogCollector):
-    """Collects the values of one step. Raise ConfigError for a name that is added twice in a
-    step.
-    """
+    """Collects the values of one step. Raise ConfigError for a name that is added twice in a step."""
 
     def _add(self, name: str, value: Any, loglevel: int) -> None:
         if name in self._logs:
@@ -50,8 +47,7 @@ class LogCollector(NativeLogCollector):
 class LogWriter(NativeLogWriter):
     """The base class of writers, which writes nothing itself.
 
-    Override `log_episode(length, rewards, contents)`, `log_step(reward, contents)` or any of the
-    `on_env_...` methods.
+    Override `log_episode(length, rewards, contents)`, `log_step(reward, contents)` or any of the `on_env_...` methods.
     """
 
     def __init__(self, loglevel: int = LogLevel.PERIODIC) -> None:
@@ -111,8 +107,8 @@ class LogWriter(NativeLogWriter):
 
 
 def _of_either_form(own: Callable[..., None], native: Callable[..., None]) -> Callable[..., None]:
-    """Return a `log_episode` for both kinds of callers: an environment passes one EpisodeStats to
-    `native`, a subclass passes Qlib's three values to `own`.
+    """Return a `log_episode` for both kinds of callers: an environment passes one EpisodeStats to `native`, a subclass
+    passes Qlib's three values to `own`.
     """
 
     @functools.wraps(own)
@@ -129,13 +125,11 @@ LogWriter.log_episode = _of_either_form(LogWriter.__dict__["log_episode"].__wrap
 
 
 class LogBuffer(NativeLogBuffer):
-    """Keeps the metrics of the newest episode and of the present collection, and reports each
-    change to a callback.
-    """
+    """Keeps the metrics of the newest episode and of the present collection, and reports each change to a callback."""
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return each metric's mean over all episodes of this collection. As in Qlib, an episode
-        without the metric counts as 0.
+        """Return each metric's mean over all episodes of this collection. As in Qlib, an episode without the metric
+        counts as 0.
         """
         return {name: total / self.episode_count for name, total in self._sums.items()}
 
@@ -154,15 +148,14 @@ def _of_episode(contents: list[dict[str, Any]], kinds: tuple[type, ...]) -> dict
 
 
 class ConsoleWriter(LogWriter):
-    """Logs every n-th episode: each metric, and in parentheses its mean over this collection so
-    far.
+    """Logs every n-th episode: each metric, and in parentheses its mean over this collection so far.
 
-    The lines go to the logger `qlib.rl.utils.log`, and to the terminal if no handler is configured.
-    Each line begins with the attribute `prefix`.
+    The lines go to the logger `qlib.rl.utils.log`, and to the terminal if no handler is configured. Each line begins
+    with the attribute `prefix`.
 
     log_every_n_episode: n.
-    total_episodes: the number of episodes of a collection, for the beginning of each line; the last
-        one is always logged. None: unknown.
+    total_episodes: the number of episodes of a collection, for the beginning of each line; the last one is always
+        logged. None: unknown.
     float_format, counter_format: format specs, with their colon, of metrics and of the count.
     """
 

@@ -1,7 +1,7 @@
 """Qlib's order execution, on pandas.
 
-Orders have timestamps and a state's histories are data frames. Data may be pickled tables as well
-as CSV and Parquet files. The simulator of `leyden_compat.order_execution` does the arithmetic.
+Orders have timestamps and a state's histories are data frames. Data may be pickled tables as well as CSV and Parquet
+files. The simulator of `leyden_compat.order_execution` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from leyden_compat.qlib.parts import AnyEnv, Simulator
 from leyden_compat.qlib.tables import pandas, read_pickle
 
 DealPriceType = Literal["bid_or_ask", "bid_or_ask_fill", "close"]
-"""The price of an order: `bid_or_ask` is the bid for a sale and the ask for a purchase,
-`bid_or_ask_fill` the same with the other side where that price is 0, `close` the close."""
+"""The price of an order: `bid_or_ask` is the bid for a sale and the ask for a purchase, `bid_or_ask_fill` the same with
+the other side where that price is 0, `close` the close."""
 
 _SUFFIXES: Final = (".pkl", ".pkl.backtest")
 """The possible suffixes of a pickled table."""
@@ -106,12 +106,11 @@ def native_order(order: Any) -> native.Order:
 
 
 def load_orders(order_path: str | Path, start_time: Any = None, end_time: Any = None) -> Sequence[Any]:
-    """Return the orders in a pickled table, or in all pickled tables of a directory in the order of
-    their names.
+    """Return the orders in a pickled table, or in all pickled tables of a directory in the order of their names.
 
-    start_time, end_time: the time of day when each order begins and ends; by default the whole day.
-    A row whose amount is 0 is left out. CSV and Parquet files are read by
-    `leyden_compat.order_execution.load_orders`, without these times.
+    start_time, end_time: the time of day when each order begins and ends; by default the whole day. A row whose amount
+    is 0 is left out. CSV and Parquet files are read by `leyden_compat.order_execution.load_orders`, without these
+    times.
     """
     frames, path = pandas(), Path(order_path)
     if path.suffix in (".csv", ".parquet") or any(each.suffix in (".csv", ".parquet") for each in _files(path)[:1]):
@@ -131,8 +130,8 @@ def load_orders(order_path: str | Path, start_time: Any = None, end_time: Any = 
 
 
 def read_orders(path: Path) -> Any:
-    """Return the table of orders in a pickle, or the concatenated tables of a directory in the
-    order of their names. Raise ConfigError for an empty directory.
+    """Return the table of orders in a pickle, or the concatenated tables of a directory in the order of their names.
+    Raise ConfigError for an empty directory.
     """
     if not (files := _files(path)):
         raise ConfigError(f"there are no orders in {path}; give a pickled table of orders, or a directory of them")
@@ -140,20 +139,16 @@ def read_orders(path: Path) -> Any:
 
 
 def make_order(stock_id: str, amount: float, direction: Any, start_time: Any, end_time: Any) -> Any:
-    """Return a `qlib.backtest.Order`: Qlib's own if pyqlib is installed, otherwise this
-    module's.
-    """
+    """Return a `qlib.backtest.Order`: Qlib's own if pyqlib is installed, otherwise this module's."""
     make: Any = importlib.import_module("qlib.backtest.decision").Order
     return make(stock_id, amount, OrderDir(int(direction)), start_time, end_time)
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a directory by name, or the file itself."""
     return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 def _at(day: Any, time: Any) -> Any:
-    """Return the timestamp of a time of day on a day."""
     return day.replace(hour=time.hour, minute=time.minute, second=time.second)
 
 
@@ -198,8 +193,7 @@ class ProcessedDataProvider(native.ProcessedDataProvider):
     """The base class of sources of features, for state interpreters."""
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return an object with the features of a day (`today`) and of the day before
-        (`yesterday`).
+        """Return an object with the features of a day (`today`) and of the day before (`yesterday`).
 
         feature_dim: the number of features.
         time_index: the beginning of each tick of the day.
@@ -232,8 +226,8 @@ class DataframeIntradayBacktestData(BaseIntradayBacktestData):
 class SimpleIntradayBacktestData(DataframeIntradayBacktestData):
     """The bars of a day in the pickled table `<data_dir>/<stock_id>.pkl`.
 
-    deal_price: the price at which ticks trade. "close"; "bid_or_ask": the bid for a sale, the ask
-        for a purchase; "bid_or_ask_fill": the same, and the other one where it is missing.
+    deal_price: the price at which ticks trade. "close"; "bid_or_ask": the bid for a sale, the ask for a purchase;
+        "bid_or_ask_fill": the same, and the other one where it is missing.
     order_dir: the order's side, which only the last two need.
     """
 
@@ -270,9 +264,7 @@ class SimpleIntradayBacktestData(DataframeIntradayBacktestData):
 def load_simple_intraday_backtest_data(
     data_dir: Path, stock_id: str, date: Any, deal_price: DealPriceType = "close", order_dir: int | None = None
 ) -> SimpleIntradayBacktestData:
-    """Return the bars of a day. They are kept in memory, so that a file that changes later is not
-    read again.
-    """
+    """Return the bars of a day. They are kept in memory, so that a file that changes later is not read again."""
     return SimpleIntradayBacktestData(data_dir, stock_id, date, deal_price, order_dir)
 
 
@@ -311,7 +303,10 @@ class PickleIntradayProcessedData(BaseIntradayProcessedData):
 
 @lru_cache(maxsize=100)
 def _processed(data_dir: Path, stock_id: str, date: Any, feature_dim: int, ticks: Any) -> PickleIntradayProcessedData:
-    """Return the features of a day, cached. ticks: a tuple, because an index cannot be hashed."""
+    """Return the features of a day, cached.
+
+    ticks: a tuple, because an index cannot be hashed.
+    """
     return PickleIntradayProcessedData(data_dir, stock_id, date, feature_dim, pandas().DatetimeIndex(ticks))
 
 
@@ -329,8 +324,7 @@ class PickleProcessedDataProvider(ProcessedDataProvider):
         self._data_dir = data_dir
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return an object with the features of a day (`today`) and of the day before
-        (`yesterday`).
+        """Return an object with the features of a day (`today`) and of the day before (`yesterday`).
 
         feature_dim: the number of features.
         time_index: the beginning of each tick of the day.
@@ -339,8 +333,8 @@ class PickleProcessedDataProvider(ProcessedDataProvider):
 
 
 class HandlerIntradayProcessedData(BaseIntradayProcessedData):
-    """Columns of a day (`today`) and of the day before (`yesterday`) in the pickled data set or
-    table `<data_dir>/feature/<stock_id>.pkl`.
+    """Columns of a day (`today`) and of the day before (`yesterday`) in the pickled data set or table
+    `<data_dir>/feature/<stock_id>.pkl`.
 
     backtest: read the folder `backtest/` instead of `feature/`.
     index_only: keep the times of the ticks without any column.
@@ -379,7 +373,6 @@ def load_handler_intraday_processed_data(
 
 @lru_cache(maxsize=100)
 def _handler_data(*place: Any) -> HandlerIntradayProcessedData:
-    """Make the data, once for equal arguments."""
     return HandlerIntradayProcessedData(*place)
 
 
@@ -397,15 +390,14 @@ class HandlerProcessedDataProvider(ProcessedDataProvider):
         self.feature_columns_today, self.feature_columns_yesterday = feature_columns_today, feature_columns_yesterday
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Any) -> Any:
-        """Return an object with the columns of a day (`today`) and of the day before (`yesterday`).
-        `feature_dim` and `time_index` have no effect.
+        """Return an object with the columns of a day (`today`) and of the day before (`yesterday`). `feature_dim` and
+        `time_index` have no effect.
         """
         columns = self.feature_columns_today, self.feature_columns_yesterday
         return load_handler_intraday_processed_data(self.data_dir, stock_id, date, *columns, backtest=self.backtest)
 
 
 def _day(table: Any, stock_id: str, date: Any) -> Any:
-    """Return the rows of a stock and a day, by time."""
     if "date" in table.index.names:
         return table.loc[pandas().IndexSlice[stock_id, :, date]]
     rows = table.xs(stock_id, level="instrument")
@@ -414,8 +406,8 @@ def _day(table: Any, stock_id: str, date: Any) -> Any:
 
 @lru_cache(maxsize=10)
 def _read_table(stem: Path) -> Any:
-    """Return a pickled table with dates as pandas' timestamps, sorted by its index. Tables are kept
-    in memory, as in Qlib, so that a file that changes later is not read again.
+    """Return a pickled table with dates as pandas' timestamps, sorted by its index. Tables are kept in memory, as in
+    Qlib, so that a file that changes later is not read again.
 
     stem: the path without its suffix.
     """
@@ -457,22 +449,18 @@ class _State:
 
     @cached_property
     def history_exec(self) -> Any:
-        """A DataFrame of the metrics (`SAOEMetrics`) of each tick so far, by time."""
         return _frame(self.native.history_exec)
 
     @cached_property
     def history_steps(self) -> Any:
-        """A DataFrame of the metrics (`SAOEMetrics`) of each step so far, by time."""
         return _frame(self.native.history_steps)
 
 
 def _with_timestamp(metrics: SAOEMetrics | None) -> Any:
-    """Return metrics with their time as pandas' timestamp."""
     return None if metrics is None else {**metrics, "datetime": pandas().Timestamp(metrics["datetime"])}
 
 
 def _frame(history: History) -> Any:
-    """Return a history as a DataFrame by time."""
     columns = {name: history[name] for name in SAOEMetrics.__annotations__}
     return pandas().DataFrame(columns).set_index("datetime")
 
@@ -480,10 +468,8 @@ def _frame(history: History) -> Any:
 class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
     """Execute one order on the bars of one asset.
 
-    data_dir: a directory with `<stock_id>.parquet` or `.csv`, or with pickled tables in
-        `backtest/`.
-    feature_columns_today, feature_columns_yesterday: ignored, because `backtest_data` has all
-        columns.
+    data_dir: a directory with `<stock_id>.parquet` or `.csv`, or with pickled tables in `backtest/`.
+    feature_columns_today, feature_columns_yesterday: ignored, because `backtest_data` has all columns.
     data_granularity: the minutes in a bar.
     ticks_per_step: the minutes in a step.
     vol_threshold: the greatest share of the market's volume; None: no limit.
@@ -533,8 +519,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Any, Any, float]):
     def step(self, action: float) -> None:
         """Trade `action` units.
 
-        After the last step, the environment's logger gets the histories and the order's metrics.
-        Raise AssertionError if the order is done, and ValueError for more units than are left.
+        After the last step, the environment's logger gets the histories and the order's metrics. Raise AssertionError
+        if the order is done, and ValueError for more units than are left.
         """
         self._inner.step(action)
         if self.done() and (env := self.env) is not None:
@@ -591,17 +577,13 @@ class _StateInterpreter(AnyEnv, StateInterpreter[Any, Any]):
     """A mixin for Leyden's state interpreters, which then also read states with pandas' objects."""
 
     def interpret(self, simulator_state: Any) -> Any:
-        """Return the observation of a state."""
         return super().interpret(_native(simulator_state))
 
 
 class _ActionInterpreter(AnyEnv, ActionInterpreter[Any, Any, float]):
-    """A mixin for Leyden's action interpreters, which then also read states with pandas'
-    objects.
-    """
+    """A mixin for Leyden's action interpreters, which then also read states with pandas' objects."""
 
     def interpret(self, simulator_state: Any, action: Any) -> float:
-        """Return the units to trade."""
         return super().interpret(_native(simulator_state), action)
 
 
@@ -609,7 +591,6 @@ class _Reward(AnyEnv, Reward[Any]):
     """A mixin for Leyden's rewards, which then also read states with pandas' objects."""
 
     def reward(self, simulator_state: Any) -> float:
-        """Return the reward of the newest step."""
         return super().reward(_native(simulator_state))
 
 
@@ -680,8 +661,8 @@ class CategoricalActionInterpreter(_ActionInterpreter, native.CategoricalActionI
 class TwapRelativeActionInterpreter(_ActionInterpreter, native.TwapRelativeActionInterpreter):
     """Action 1 trades an equal part of the rest in each remaining step.
 
-    Steps are counted as in Qlib, all of the same length. If an order begins between two steps, the
-    simulator makes one step more than this count.
+    Steps are counted as in Qlib, all of the same length. If an order begins between two steps, the simulator makes one
+    step more than this count.
     """
 
     def interpret(self, simulator_state: Any, action: Any) -> float:

@@ -1,9 +1,8 @@
 """Qlib's parts of an environment: simulator, interpreters, reward and auxiliary information.
 
-They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` may be any
-object with the attributes that the part reads, such as a named tuple in a test. `Simulator` takes
-keyword arguments, and a method that a simulator leaves out raises NotImplementedError when it is
-called.
+They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` may be any object with the
+attributes that the part reads, such as a named tuple in a test. `Simulator` takes keyword arguments, and a method that
+a simulator leaves out raises NotImplementedError when it is called.
 """
 
 from __future__ import annotations
@@ -21,12 +20,9 @@ SimulatorState = parts.StateType
 
 
 class AnyEnv:
-    """A mixin for Qlib's parts, whose `env` may be any object. A weak reference is kept to an
-    `EnvWrapper`.
-    """
+    """A mixin for Qlib's parts, whose `env` may be any object. A weak reference is kept to an `EnvWrapper`."""
 
     def _take_env(self, env: Any) -> None:
-        """Keep a reference to the environment."""
         try:
             cast(Any, super())._take_env(env)
         except ConfigError:
@@ -47,8 +43,6 @@ class _OldSpaces:
 
 
 def _converted(read: Any) -> Any:
-    """Return a property's getter that converts the space which `read` returns."""
-
     @functools.wraps(read)
     def converted(self: Any) -> Any:
         return as_gymnasium(read(self))

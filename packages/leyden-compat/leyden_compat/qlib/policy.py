@@ -1,5 +1,5 @@
-"""Policies for Qlib's programs: an adapter for tianshou's policies, which learn by their own code,
-and Leyden's `PPO`, `DQN` and `AllOne`, which can also be called with a batch.
+"""Policies for Qlib's programs: an adapter for tianshou's policies, which learn by their own code, and Leyden's `PPO`,
+`DQN` and `AllOne`, which can also be called with a batch.
 
 The module never imports tianshou; a program that uses one of its policies has imported it.
 """
@@ -35,9 +35,7 @@ class Called(dict[str, Any]):
 
 
 class CallablePolicy:
-    """A mixin with which a policy of Leyden can be called as tianshou's are, and takes spaces of
-    the old `gym`.
-    """
+    """A mixin with which a policy of Leyden can be called as tianshou's are, and takes spaces of the old `gym`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(
@@ -46,8 +44,8 @@ class CallablePolicy:
         self._explores = True
 
     def train(self, mode: bool = True) -> None:
-        """Set whether a call with a batch samples its actions (True) or takes the likeliest ones
-        (False), and set the mode of the policy's modules.
+        """Set whether a call with a batch samples its actions (True) or takes the likeliest ones (False), and set the
+        mode of the policy's modules.
         """
         self._explores = mode
         cast(Any, super()).train(mode)
@@ -122,8 +120,8 @@ class NonLearnablePolicy(native.NonLearnablePolicy):
 
 
 def _drawn_seed() -> int:
-    """Return a seed drawn from torch's generator, so that `torch.manual_seed` determines the
-    policy's draws, as in Qlib.
+    """Return a seed drawn from torch's generator, so that `torch.manual_seed` determines the policy's draws, as in
+    Qlib.
     """
     return int(torch.randint(2**31, ()))
 
@@ -147,8 +145,8 @@ class DQN(CallablePolicy, native.DQN):
 
 
 def _plain(obs: Any) -> Any:
-    """Convert observations in tianshou's Batch, or a list of observations, to arrays in the
-    structure of the observation space.
+    """Convert observations in tianshou's Batch, or a list of observations, to arrays in the structure of the
+    observation space.
     """
     if isinstance(obs, list) or getattr(getattr(obs, "dtype", None), "kind", "") == "O":
         rows: list[Any] = [_plain(row) for row in cast("Iterable[Any]", obs)]
@@ -166,8 +164,8 @@ def auto_device(module: torch.nn.Module) -> torch.device:
 
 
 def set_weight(policy: Any, loaded_weight: Mapping[str, Any]) -> None:
-    """Load weights into a tianshou policy. If it refuses them, load them a second time under names
-    with `_actor_critic.`, which newer versions of tianshou have too.
+    """Load weights into a tianshou policy. If it refuses them, load them a second time under names with
+    `_actor_critic.`, which newer versions of tianshou have too.
     """
     try:
         policy.load_state_dict(loaded_weight)
@@ -189,9 +187,7 @@ def chain_dedup(*iterables: Iterable[Any]) -> Generator[Any]:
 
 
 class TianshouBuffer:
-    """The transitions of one collection in tianshou's `VectorReplayBuffer`, from which the policy
-    learns.
-    """
+    """The transitions of one collection in tianshou's `VectorReplayBuffer`, from which the policy learns."""
 
     def __init__(self, size: int | None, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -232,8 +228,8 @@ class TianshouBuffer:
 class TianshouPolicy(Policy):
     """Wraps a policy of tianshou 0.4 or 0.5, which acts and learns by its own code.
 
-    Other attributes are those of the wrapped policy. `act` raises ConfigError if the policy returns
-    a hidden state, because none is kept between steps.
+    Other attributes are those of the wrapped policy. `act` raises ConfigError if the policy returns a hidden state,
+    because none is kept between steps.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -250,8 +246,10 @@ class TianshouPolicy(Policy):
         return self.policy(*args, **kwargs)
 
     def act(self, obs: Any, *, explore: bool) -> PolicyOutput:
-        """Return the policy's actions for observations, mapped to the action space, and under
-        "act" as the policy returned them. explore: add the policy's exploration noise.
+        """Return the policy's actions for observations, mapped to the action space, and under "act" as the policy
+        returned them.
+
+        explore: add the policy's exploration noise.
         """
         batch = self._data.Batch(obs=copied(obs), info=self._data.Batch())
         with torch.no_grad():
@@ -313,9 +311,6 @@ _MOMENTS = ("mean", "var", "count")
 
 
 def _numbered(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with strings for keys and lists for tuples, as JSON needs
-    them.
-    """
     groups: list[dict[str, Any]] = [
         {name: _as_list(value) for name, value in group.items()} for group in state["param_groups"]
     ]

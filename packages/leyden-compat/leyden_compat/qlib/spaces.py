@@ -1,5 +1,5 @@
-"""Convert spaces of the old `gym`, and make the observation by which Qlib's environments say that
-they have no seed left.
+"""Convert spaces of the old `gym`, and make the observation by which Qlib's environments say that they have no seed
+left.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from leyden.errors import ConfigError
 
 
 def as_gymnasium(space: Any) -> Any:
-    """Convert a space of the old `gym` to a space of Gymnasium. Any other object is returned as it
-    is.
+    """Convert a space of the old `gym` to a space of Gymnasium. Any other object is returned as it is.
 
     Raise ConfigError for a kind of space that Gymnasium lacks.
     """

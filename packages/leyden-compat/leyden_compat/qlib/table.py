@@ -1,8 +1,8 @@
-"""Leyden's replacement for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names
-around it that its programs import from `qlib`.
+"""Leyden's replacement for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names around it that its
+programs import from `qlib`.
 
-A test compares the table with `tests/compat/qlib.json`, an inventory of the wheel, so that no name
-is missing. If pyqlib is installed, everything outside `qlib.rl` is pyqlib's.
+A test compares the table with `tests/compat/qlib.json`, an inventory of the wheel, so that no name is missing. If
+pyqlib is installed, everything outside `qlib.rl` is pyqlib's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ _HERE = "leyden_compat.qlib"
 
 
 def _same(module: str, names: str) -> Names:
-    """Return a table of names that a module of Leyden has under the same name."""
     return {name: f"{module}:{name}" for name in names.split()}
 
 
@@ -156,8 +155,7 @@ _AROUND: dict[str, Names] = {
     "utils": _same(f"{_HERE}.configuration", "init_instance_by_config"),
     "typehint": _same("typing", "Literal TypedDict Protocol final"),
 }
-"""Names that programs for `qlib.rl` import from elsewhere in Qlib. An installed pyqlib takes
-precedence."""
+"""Names that programs for `qlib.rl` import from elsewhere in Qlib. An installed pyqlib takes precedence."""
 
 
 _OF_PYQLIB = {
@@ -171,13 +169,13 @@ _OF_PYQLIB = {
     "rl.order_execution.utils",
     "rl.strategy.single_order",
 }
-"""Modules that drive Qlib's backtest and read its data. If pyqlib is installed, they are pyqlib's;
-what they import from `qlib.rl` is Leyden's."""
+"""Modules that drive Qlib's backtest and read its data. If pyqlib is installed, they are pyqlib's; what they import
+from `qlib.rl` is Leyden's."""
 
 
 def _modules() -> Mapping[str, ForeignModule]:
-    """Return the table of Qlib's modules: those of `qlib.rl`, its packages that repeat the names of
-    several modules, and the modules outside `qlib.rl` that its programs import.
+    """Return the table of Qlib's modules: those of `qlib.rl`, its packages that repeat the names of several modules,
+    and the modules outside `qlib.rl` that its programs import.
     """
     modules = {
         f"qlib.{name}": ForeignModule(names, only_if_missing=name in _OF_PYQLIB) for name, names in _MODULES.items()
@@ -193,8 +191,8 @@ def _modules() -> Mapping[str, ForeignModule]:
 
 
 def _from_pyqlib(target: str | MissingName, part: str) -> str | MissingName:
-    """Return a package's entry for a name of its module `part`. A name that Leyden lacks is taken
-    from an installed pyqlib if the module is.
+    """Return a package's entry for a name of its module `part`. A name that Leyden lacks is taken from an installed
+    pyqlib if the module is.
     """
     return replace(target, module=f"qlib.{part}") if isinstance(target, MissingName) and part in _OF_PYQLIB else target
 

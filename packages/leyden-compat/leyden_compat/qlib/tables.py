@@ -1,8 +1,8 @@
 """Read pickled tables of pandas without executing code from them.
 
-A pickle can name any function to call. `read_pickle` allows the constructors of tables in pandas
-and NumPy, and refuses a file that names anything else. Of Qlib's own objects, such as a `DatasetH`,
-it reads the attributes without running their code, so that Qlib need not be installed.
+A pickle can name any function to call. `read_pickle` allows the constructors of tables in pandas and NumPy, and refuses
+a file that names anything else. Of Qlib's own objects, such as a `DatasetH`, it reads the attributes without running
+their code, so that Qlib need not be installed.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def pandas() -> Any:
 
 
 def read_pickle(path: Path) -> Any:
-    """Return the data frame or series in a pickle. Of a pickled data set of Qlib, return the table
-    of its handler.
+    """Return the data frame or series in a pickle. Of a pickled data set of Qlib, return the table of its handler.
 
     Raise FileNotFoundError, and ConfigError for a file that would execute code or holds no table.
     """

@@ -1,7 +1,7 @@
 """Qlib's `Trainer`, vessels, `train` and `backtest`.
 
-They are subclasses of Leyden's. A vessel takes policies of tianshou too. A vessel that overrides
-`train`, `validate` or `test` is given environments that tianshou's collectors accept.
+They are subclasses of Leyden's. A vessel takes policies of tianshou too. A vessel that overrides `train`, `validate` or
+`test` is given environments that tianshou's collectors accept.
 """
 
 from __future__ import annotations
@@ -97,21 +97,15 @@ class Trainer(native.Trainer):
         super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
 
     def named_callbacks(self) -> dict[str, Any]:
-        """Return the callbacks by their types' names in lower case; later ones of a type are
-        numbered from 1.
-        """
+        """Return the callbacks by their types' names in lower case; later ones of a type are numbered from 1."""
         return _by_type(self.callbacks)
 
     def named_loggers(self) -> dict[str, Any]:
-        """Return the writers by their types' names in lower case; later ones of a type are numbered
-        from 1.
-        """
+        """Return the writers by their types' names in lower case; later ones of a type are numbered from 1."""
         return _by_type(self.loggers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, or what `torch.load` read from a file of
-        `Checkpoint`.
-        """
+        """Restore what `state_dict` returned, or what `torch.load` read from a file of `Checkpoint`."""
         super().load_state_dict(with_arrays(dict(state)))
 
 
@@ -173,8 +167,8 @@ def backtest(
 
 
 def _give_old_environments(cls: type) -> None:
-    """Wrap the methods `train`, `validate` and `test` that a class defines, so that they are given
-    environments which tianshou accepts.
+    """Wrap the methods `train`, `validate` and `test` that a class defines, so that they are given environments which
+    tianshou accepts.
     """
     for name in ("train", "validate", "test"):
         if (own := cls.__dict__.get(name)) is not None:
@@ -182,8 +176,6 @@ def _give_old_environments(cls: type) -> None:
 
 
 def _with_old_environment(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls `run` with an environment which tianshou accepts."""
-
     @functools.wraps(run)
     def run_stage(self: Any, vector_env: Any) -> Any:
         return run(self, FiniteVectorEnv.over(vector_env) if isinstance(vector_env, NativeVectorEnv) else vector_env)
@@ -192,7 +184,6 @@ def _with_old_environment(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _native(vector_env: Any) -> NativeVectorEnv:
-    """Return Leyden's environment behind one that tianshou accepts."""
     return vector_env.native if isinstance(vector_env, FiniteVectorEnv) else vector_env
 
 

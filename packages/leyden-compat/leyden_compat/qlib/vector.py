@@ -1,10 +1,9 @@
-"""Vectorised environments with the interface that tianshou's collectors use: `reset(id)` returns
-observations, and `step(action, id)` returns observations, rewards, dones and infos.
+"""Vectorised environments with the interface that tianshou's collectors use: `reset(id)` returns observations, and
+`step(action, id)` returns observations, rewards, dones and infos.
 
-Each holds one of Leyden's vectorised environments, which does the work. Environments that share a
-`DataQueue` get its seeds from the parent process, so that each seed begins one episode. Other
-environments draw their own seeds, and end with the observation of `generate_nan_observation`. A
-collection ends by StopIteration, which `collector_guard` catches.
+Each holds one of Leyden's vectorised environments, which does the work. Environments that share a `DataQueue` get its
+seeds from the parent process, so that each seed begins one episode. Other environments draw their own seeds, and end
+with the observation of `generate_nan_observation`. A collection ends by StopIteration, which `collector_guard` catches.
 """
 
 from __future__ import annotations
@@ -135,7 +134,6 @@ class FiniteVectorEnv:
 
     @property
     def _logger(self) -> list[Any]:
-        """The writers, under Qlib's name."""
         return self._writers.all
 
     @_logger.setter
@@ -147,8 +145,8 @@ class FiniteVectorEnv:
 
     @contextmanager
     def collector_guard(self) -> Generator[FiniteVectorEnv]:
-        """Run a collection in the block. Call the writers' `on_env_all_ready` before it, and their
-        `on_env_all_done` after it or after its StopIteration.
+        """Run a collection in the block. Call the writers' `on_env_all_ready` before it, and their `on_env_all_done`
+        after it or after its StopIteration.
         """
         self._collector_guarded = True
         try:
@@ -193,8 +191,8 @@ class FiniteVectorEnv:
     def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any]:
         """Make one step in those of the environments `id` that have a seed.
 
-        Return observations, rewards, dones and infos of all environments in `id`. One without a
-        seed keeps its last observation, and is never done.
+        Return observations, rewards, dones and infos of all environments in `id`. One without a seed keeps its last
+        observation, and is never done.
         """
         if self._zombie:
             raise ConfigError("the environments have no seed left; make the vectorised environment anew")
@@ -278,8 +276,8 @@ def vectorize_env(
 ) -> FiniteVectorEnv:
     """Make `concurrency` environments of one factory.
 
-    Environments that share a DataQueue as `seed_iterator` take each of its seeds once.
-    Raise ConfigError for a kind other than "dummy", "subproc" and "shmem".
+    Environments that share a DataQueue as `seed_iterator` take each of its seeds once. Raise ConfigError for a kind
+    other than "dummy", "subproc" and "shmem".
     """
     if env_type not in _KINDS:
         raise ConfigError(f"env_type is {env_type!r}; choose one of {', '.join(map(repr, _KINDS))}")
@@ -287,9 +285,8 @@ def vectorize_env(
 
 
 def worker_options(kind: str) -> dict[str, Any]:
-    """Return the options with which worker processes start as in Qlib: by a fork, where the
-    platform has it. A script then needs no `if __name__ == "__main__"`, because no worker imports
-    it again.
+    """Return the options with which worker processes start as in Qlib: by a fork, where the platform has it. A script
+    then needs no `if __name__ == "__main__"`, because no worker imports it again.
     """
     forks = kind in ("subproc", "shmem") and "fork" in multiprocessing.get_all_start_methods()
     return {"start_method": "fork"} if forks else {}

@@ -1,5 +1,5 @@
-"""Imported as `agentlightning` by child processes of a program under `leyden.compat`. It replaces
-itself by the module that Leyden serves under that name.
+"""Imported as `agentlightning` by child processes of a program under `leyden.compat`. It replaces itself by the module
+that Leyden serves under that name.
 """
 
 from leyden_compat.finder import take_over
