@@ -2,13 +2,14 @@
 
 Without a name: every group that this machine can run. With `--merge` only the tests marked `merge`, which are run
 before a change is merged: those of `faults`, of `backends`, and of the groups whose part of the package the commits of
-the last day changed. A test that fails is not run again. A group's environment is `constraints/<environment>.in` and
+the last day changed. A group's environment is `constraints/<environment>.in` and
 `.txt`; its tests carry its mark or lie in `tests/<group>/`. To add a group: a line in GROUPS, a mark in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -172,22 +173,33 @@ def set_up(group: Group, ends: float) -> str:
     return f"its environment cannot be made (exit {status})" if status else ""
 
 
-def run(group: Group, ends: float, *, marks: str = "", shard: str = "1/1") -> Result:
+def run(
+    group: Group, ends: float, *, marks: str = "", shard: str = "1/1", second_try: bool = False, ignore: str = ""
+) -> Result:
     """Run the tests of a group whose environment is set up until `ends`.
 
     marks: which of its tests, as a mark expression.
     shard: which of its pieces, such as "1/2".
+    second_try: run what fails once more, alone; what passes then is named in a line `unsteady: TEST`.
+    ignore: a folder whose tests are left out.
     """
     began = time.monotonic()
     chosen = [] if group is QUICK else ["-m", f"{group.name} and ({marks})" if marks else group.name, *parts(group)]
-    workers = os.environ.get("WORKERS", "logical") if group is QUICK else "logical"
-    beside = ["-n", workers, "--dist", "worksteal" if group is QUICK else "loadgroup"] if group.together else []
+    if group is QUICK:
+        beside = ["-n", os.environ.get("WORKERS", str((os.cpu_count() or 2) * 3 // 2)), "--dist", "worksteal"]
+    else:
+        beside = ["-n", "logical", "--dist", "loadgroup"] if group.together else []
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["--shard", shard, "--junitxml", report, "-o", f"cache_dir={folder}/cache"]
+        options = ["--shard", shard, "-o", f"cache_dir={folder}/cache", *(["--ignore", ignore] if ignore else [])]
+        command = [environment(group.environment).python, "-m", "pytest", *chosen, *options, "--junitxml", report]
         trouble = ""
         try:
-            status = call([environment(group.environment).python, "-m", "pytest", *chosen, *beside, *options], ends)
+            status = call([*command, *beside], ends)
+            if status == 1 and second_try:
+                failed = json.loads((Path(folder) / "cache/v/cache/lastfailed").read_text())
+                status = call([*command, "--last-failed"], ends)
+                print(*(f"unsteady: {name}" for name in failed if status == 0), sep="\n", flush=True)
             trouble = "" if status in (0, 1) else f"pytest ended with {status}"
         except subprocess.TimeoutExpired:
             trouble = f"its {max(ends - began, 0) / 60:.1f} minutes are over"
@@ -219,10 +231,12 @@ def call(command: list[str | Path], ends: float) -> int:
 
 
 def main() -> int:
-    names = [group.name for group in GROUPS]
+    names = [group.name for group in (QUICK, *GROUPS)]
     parser = argparse.ArgumentParser(description="Run the larger groups of tests.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"some of {', '.join(names)}; none: all")
     parser.add_argument("--merge", action="store_true", help="only what is run before a change is merged")
+    parser.add_argument("--second-try", action="store_true", help="run what fails once more, alone")
+    parser.add_argument("--ignore", default="", metavar="FOLDER", help="leave the tests of this folder out")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing that may take longer")
     options = parser.parse_args()
     if unknown := sorted(set(options.groups) - set(names)):
@@ -231,7 +245,7 @@ def main() -> int:
     ends = time.monotonic() + options.minutes * 60
     chosen, left_out = before_merge(changed_paths()) if options.merge else (GROUPS, [])
     if options.groups:
-        chosen, left_out = [group for group in GROUPS if group.name in options.groups], []
+        chosen, left_out = [group for group in (QUICK, *GROUPS) if group.name in options.groups], []
     failed = False
     for group in chosen:
         minutes = group.merge_minutes if options.merge else group.minutes
@@ -239,7 +253,13 @@ def main() -> int:
         if trouble := set_up(group, ends - minutes * 60):
             result = Result(group.name, trouble=trouble)
         else:
-            result = run(group, time.monotonic() + minutes * 60, marks="merge" * options.merge)
+            result = run(
+                group,
+                time.monotonic() + minutes * 60,
+                marks="merge" * options.merge,
+                second_try=options.second_try,
+                ignore=options.ignore,
+            )
         if result.is_left_out and group.name not in options.groups:
             print(f"group {group.name}: {result.trouble}", flush=True)
         elif not result.is_good:
