@@ -11,7 +11,8 @@ static gpu gpus[3] = {
 static const char *uuids[3] = {"GPU-a", "GPU-b", "GPU-c"};
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
 
-int nvmlInit_v2(void) { return SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) { return SUCCESS; }
+const char *nvmlErrorString(int code) { return "an error"; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, gpu **device) {
     if (index >= 3) return NOT_FOUND;

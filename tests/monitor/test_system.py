@@ -68,7 +68,7 @@ def test_reading_all_of_it_is_cheap() -> None:
     assert (time.process_time() - started) / 50 < 0.02  # each 10 s: 0.2 % of a CPU; 0.5 ms on an idle machine
 
 
-@pytest.mark.skipif(gpu._library() is not None, reason="this machine has an NVIDIA driver")
+@pytest.mark.skipif(gpu._nvml() is not None, reason="this machine has an NVIDIA driver")
 def test_without_a_driver_there_are_no_gpu_metrics() -> None:
     assert gpu_metrics() == {}
 
@@ -133,6 +133,12 @@ def test_each_gpu_has_device_metrics_its_own_and_the_highest_are_told_too(nvml: 
 def test_a_training_step_reports_the_busiest_and_the_fullest_gpu(nvml: Path) -> None:
     ask = "import json; from leyden.algorithm.policy_gradient.rollout_metrics import gpu_use; print(json.dumps(gpu_use()))"
     assert json.loads(printed_there(nvml, ask)) == {"gpu_percent": 97, "gpu_memory_percent": pytest.approx(50)}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which makes the driver's stand-in")
+def test_without_the_package_that_reads_them_there_are_no_gpu_metrics(nvml: Path) -> None:
+    ask = "import json, sys; sys.modules['pynvml'] = None; from leyden.monitor.gpu import gpu_metrics; print(json.dumps(gpu_metrics()))"
+    assert json.loads(printed_there(nvml, ask)) == {}
 
 
 @pytest.mark.gpu
