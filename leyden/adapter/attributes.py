@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-Json = dict[str, Any]
+from leyden._lib.json import Json
 
 
 def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from leyden.adapter.attributes import Json
+from leyden._lib.json import Json
 from leyden.adapter.chat_messages import comparable
 from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
 from leyden.adapter.order import in_order, moment

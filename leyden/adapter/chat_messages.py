@@ -12,7 +12,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-from leyden.adapter.attributes import Json, as_dict, as_list, parsed
+from leyden._lib.json import Json
+from leyden.adapter.attributes import as_dict, as_list, parsed
 
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
 """Roles of LangChain and Google, and chat's names for them."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from leyden.adapter.attributes import Json, as_dict
+from leyden._lib.json import Json
+from leyden.adapter.attributes import as_dict
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import comparable, message_text
 from leyden.adapter.normalise import ModelCallView

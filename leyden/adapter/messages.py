@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypedDict, cast
 
-from leyden.adapter.attributes import Json, as_list
+from leyden._lib.json import Json
+from leyden.adapter.attributes import as_list
 from leyden.adapter.calls import nearest
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from leyden.adapter.attributes import Json, as_dict, as_list, parsed, unflatten
+from leyden._lib.json import Json
+from leyden.adapter.attributes import as_dict, as_list, parsed, unflatten
 from leyden.adapter.chat_messages import chat_messages, chat_tool
 from leyden.dialects.request_checks import NUMBER
 from leyden.dialects.sampling import SAMPLING_PARAMETERS

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from leyden.adapter.attributes import Json, as_dict, as_list
+from leyden._lib.json import Json
+from leyden.adapter.attributes import as_dict, as_list
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView

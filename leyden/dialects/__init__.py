@@ -31,7 +31,6 @@ from leyden.dialects.chat_dialect import usage as usage
 from leyden.dialects.chat_dialect import visible as visible
 from leyden.dialects.dialect import Dialect as Dialect
 from leyden.dialects.encoding import DONE as DONE
-from leyden.dialects.encoding import Json as Json
 from leyden.dialects.encoding import dump as dump
 from leyden.dialects.encoding import named_event as named_event
 from leyden.dialects.encoding import parse as parse

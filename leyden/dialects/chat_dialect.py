@@ -15,8 +15,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
+from leyden._lib.json import Json
 from leyden.dialects.chat_reader import ChatReader, merge_fields
-from leyden.dialects.encoding import Json, dump
+from leyden.dialects.encoding import dump
 from leyden.dialects.fields import without
 
 _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")

@@ -15,8 +15,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from leyden._lib.json import is_list, is_object
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json, is_list, is_object
 from leyden.dialects.fields import REASONING, shown
 from leyden.errors import Untranslatable
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json
 from leyden.errors import Untranslatable
 
 REASONING = ("reasoning_content", "reasoning")

@@ -7,8 +7,8 @@ begun and every earlier call is complete. Everything else waits, at the longest 
 
 from __future__ import annotations
 
+from leyden._lib.json import Json
 from leyden.dialects.chat_reader import ChatReader, StreamedCall
-from leyden.dialects.encoding import Json
 from leyden.dialects.fields import made_call_id, without
 from leyden.errors import Untranslatable
 

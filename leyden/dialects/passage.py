@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from leyden._lib.json import is_object
+from leyden._lib.json import Json, is_object
 from leyden.dialects.all_dialects import Dialect
 from leyden.dialects.chat_dialect import Hidden, StreamAssembler, chunks_of, echoes, prepare, visible
 from leyden.dialects.chat_reader import ChatReader, Unread
 from leyden.dialects.dialect import ChunksToEvents
-from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
+from leyden.dialects.encoding import DONE, dump, parse, sse_event
 from leyden.dialects.fields import shown
 from leyden.dialects.ordering import InOrder
 from leyden.dialects.request_checks import check_types

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json
 from leyden.dialects.fields import shown
 
 Types = tuple[type, ...]

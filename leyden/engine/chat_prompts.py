@@ -19,13 +19,13 @@ from hashlib import blake2b
 from typing import Any, Literal, cast
 
 from leyden._lib.host.http import Refusal
+from leyden._lib.json import Json
 from leyden.engine.refusal import bad_request
 from leyden.engine.text import StreamedText, Text
 from leyden.engine.tools import PARSERS, Reader, Schemas, ToolCall, ToolParser, parse
 from leyden.engine.turns import TurnKey, Turns, turn_keys
 from leyden.engine.wire import ChatRequest, CompletionRequest
 
-Json = dict[str, Any]
 logger = logging.getLogger("leyden.engine")
 
 _REMEMBERED_PROMPTS = 4096

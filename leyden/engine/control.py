@@ -21,6 +21,7 @@ from pydantic_core import to_json
 
 from leyden import errors
 from leyden._lib.host.http import JSON, Handler, HttpReply, RequestHeaders
+from leyden._lib.json import Json
 from leyden._lib.text import fault_reason, shown
 from leyden.engine.policy_backend import PolicyBackend
 from leyden.errors import ConfigError, EngineError, LeydenError
@@ -28,7 +29,6 @@ from leyden.objectives.losses import LOSSES, Loss, find_loss, make_loss
 
 logger = logging.getLogger("leyden.engine")
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
-Json = dict[str, Any]
 
 PREFIX: Final = "/control/"
 METHODS: Final = [

@@ -11,7 +11,7 @@ import re
 from typing import Any, Literal, cast
 
 from leyden._lib.host.http import Refusal
-from leyden.dialects import Json
+from leyden._lib.json import Json
 from leyden.engine.refusal import bad_request, shown
 
 _OF_FUNCTIONS = ("name", "description", "parameters")

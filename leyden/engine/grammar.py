@@ -16,12 +16,11 @@ from typing import Any
 
 from leyden._lib.extras import how_to_install
 from leyden._lib.host.http import Refusal
+from leyden._lib.json import Json
 from leyden.engine.refusal import bad_request
 from leyden.engine.schema import cannot_be_held, faulty_keyword, held_schema
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import ChatRequest
-
-Json = dict[str, Any]
 
 _REMEMBERED = 64
 """The number of compiled grammars that are cached, because agents use few schemas again and again."""

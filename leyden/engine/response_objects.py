@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from leyden.dialects import Json, sse_event, usage
+from leyden._lib.json import Json
+from leyden.dialects import sse_event, usage
 from leyden.engine.wire import CompletionRequest
 
 

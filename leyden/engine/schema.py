@@ -19,9 +19,8 @@ from typing import Any, Final, cast
 from urllib.parse import quote, unquote, urljoin
 
 from leyden._lib.host.http import Refusal
+from leyden._lib.json import Json
 from leyden.engine.refusal import bad_request, shown
-
-Json = dict[str, Any]
 
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords that map names to schemas."""

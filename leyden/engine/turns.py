@@ -24,14 +24,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
+from leyden._lib.json import Json
 from leyden.engine.tools.tool_parser import ToolCall
 
 MAX_TOKENS = 2**23
 """The most token ids that are kept, four bytes each. The last turn of each conversation is dropped last."""
 
-Json = dict[str, Any]
 Read = Callable[[str], tuple[str, list[ToolCall]]]
 """A function that returns the content and the tool calls in the text of a response."""
 

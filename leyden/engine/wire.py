@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from leyden.dialects import Json
+from leyden._lib.json import Json
 from leyden.dialects.sampling import (
     ABOUT_THE_CALL,
     OPTIONS,

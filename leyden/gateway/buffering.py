@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from leyden.dialects import Json
+from leyden._lib.json import Json
 from leyden.gateway.upstream import UpstreamModel
 
 logger = logging.getLogger(__name__)

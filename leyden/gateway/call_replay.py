@@ -24,7 +24,8 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from leyden._lib.host.http import Refusal
-from leyden.dialects import DIALECTS, Dialect, Json, Passage, dump
+from leyden._lib.json import Json
+from leyden.dialects import DIALECTS, Dialect, Passage, dump
 from leyden.errors import UnknownAttempt, UnknownRollout
 from leyden.gateway.asgi import Headers
 from leyden.gateway.record import input_messages

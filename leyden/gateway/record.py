@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from leyden._lib import ids
+from leyden._lib.json import Json
 from leyden.dialects import dump, echoes
 from leyden.dialects.sampling import SAMPLING_PARAMETERS
 from leyden.types import Attributes, Span, SpanStatus, TokenRecord, semconv
-
-Json = dict[str, Any]
 
 _REQUEST_SETTINGS = (*SAMPLING_PARAMETERS, "max_tokens", "max_completion_tokens", "seed")
 """Options of a request that become attributes of its span; lists and objects as JSON text."""

@@ -16,13 +16,12 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from leyden import __version__
+from leyden._lib.json import Json
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, EndReply, WaitForEnd
 from leyden.store.otlp import JSON, PROTOBUF, TRACES, receive
 from leyden.store.wire import PREFIX, ROUTES, Route
 from leyden.types import Unset
-
-Schema = dict[str, Any]
 
 _ABOUT = (
     "A store of Leyden: rollouts, their attempts and spans, resources, workers, runs and their metrics. "
@@ -41,7 +40,7 @@ _ERRORS: dict[str, str] = {
     "500": "An unexpected error; the server's log has it under the number in the message.",
     "503": "The store cannot do this now, or the server stops (`Retry-After`).",
 }
-_ERROR_SCHEMA: Schema = {
+_ERROR_SCHEMA: Json = {
     "type": "object",
     "required": ["error", "message"],
     "properties": {
@@ -51,7 +50,7 @@ _ERROR_SCHEMA: Schema = {
 }
 
 
-_STATUS_SCHEMA: Schema = {
+_STATUS_SCHEMA: Json = {
     "type": "object",
     "required": ["code", "message"],
     "properties": {"code": {"type": "integer"}, "message": {"type": "string"}},
@@ -66,10 +65,10 @@ def openapi_json() -> bytes:
 
 
 @cache
-def openapi() -> Schema:
+def openapi() -> Json:
     """Return the OpenAPI 3.1 document."""
     schemas, definitions = _schemas()
-    paths: Schema = {f"{PREFIX}/health": {"get": _health()}, TRACES: {"post": _traces()}, END: {"post": _end()}}
+    paths: Json = {f"{PREFIX}/health": {"get": _health()}, TRACES: {"post": _traces()}, END: {"post": _end()}}
     for route in ROUTES:
         paths.setdefault(PREFIX + route.path, {})[route.verb.lower()] = _operation(route, schemas)
     return {
@@ -90,7 +89,7 @@ Key = tuple[Route, str]
 or "items" (one or several things that a POST adds)."""
 
 
-def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
+def _schemas() -> tuple[Mapping[Key, Json], Json]:
     """Return the JSON schema of each parameter, body and result in the table, and the definitions that they share."""
     adapters: dict[Key, TypeAdapter[Any]] = {}
     for route in ROUTES:
@@ -113,7 +112,7 @@ def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
     return schemas, definitions
 
 
-def _operation(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
+def _operation(route: Route, schemas: Mapping[Key, Json]) -> Json:
     """Return a route's OpenAPI operation: its texts, parameters, request body and responses."""
     summary, description = _doc(route)
     answer = schemas[route, "return"]
@@ -122,13 +121,13 @@ def _operation(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
             "anyOf": [answer, {"anyOf": [answer["items"], {"type": "null"}]}],
             "description": "A list for a request with a list; for a request with one item, that item or null.",
         }
-    responses: Schema = {
+    responses: Json = {
         str(route.status): {"description": "The result.", "content": {"application/json": {"schema": answer}}}
     }
     if route.cached:
         responses["304"] = {"description": "The result that `If-None-Match` names is unchanged."}
     responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
-    operation: Schema = {
+    operation: Json = {
         "operationId": route.method
         if route.verb == "POST" or not _has_body_twin(route)
         else f"{route.method}_by_query",
@@ -157,16 +156,16 @@ def _doc(route: Route) -> tuple[str, str]:
     return " ".join(text.partition("\n\n")[0].split()), text
 
 
-def _parameter(route: Route, name: str, schemas: Mapping[Key, Schema]) -> Schema:
+def _parameter(route: Route, name: str, schemas: Mapping[Key, Json]) -> Json:
     in_path = name in route.in_path
     schema = _with_default(schemas[route, name], route, name)
     return {"name": name, "in": "path" if in_path else "query", "required": in_path, "schema": schema}
 
 
-def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
+def _body(route: Route, schemas: Mapping[Key, Json]) -> Json:
     """Return the OpenAPI object of a request body: one or several items, or parameters by name."""
     if (route, "items") in schemas:
-        schema: Schema = {"anyOf": [schemas[route, "items"], schemas[route, "item"]]}
+        schema: Json = {"anyOf": [schemas[route, "items"], schemas[route, "item"]]}
         required = True
     else:
         fields = schemas[route, "body"].get("properties", {})
@@ -176,14 +175,14 @@ def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
     return {"required": required, "content": {"application/json": {"schema": schema}}}
 
 
-def _with_default(schema: Schema, route: Route, name: str) -> Schema:
+def _with_default(schema: Json, route: Route, name: str) -> Json:
     default = dict(route.left_out).get(name, route.signature.parameters[name].default)
     if default is inspect.Parameter.empty or isinstance(default, Unset):
         return schema
     return schema | {"default": to_jsonable_python(default)}
 
 
-def _health() -> Schema:
+def _health() -> Json:
     answer = {"type": "object", "properties": {"status": {"const": "ok"}}, "required": ["status"]}
     return {
         "operationId": "health",
@@ -194,7 +193,7 @@ def _health() -> Schema:
     }
 
 
-def _traces() -> Schema:
+def _traces() -> Json:
     """Return the OpenAPI operation of OTLP/HTTP's `/v1/traces`, which is not in the table of routes."""
     encodings = {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, JSON: {"schema": {"type": "object"}}}
     errors = {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
@@ -214,7 +213,7 @@ def _traces() -> Schema:
     }
 
 
-def _end() -> Schema:
+def _end() -> Json:
     contents = {model: {"application/json": {"schema": model.model_json_schema()}} for model in (WaitForEnd, EndReply)}
     return {
         "operationId": "wait_for_end",
@@ -227,6 +226,6 @@ def _end() -> Schema:
     }
 
 
-def _error_response(text: str) -> Schema:
+def _error_response(text: str) -> Json:
     schema = {"$ref": "#/components/schemas/Error"}
     return {"description": text, "content": {"application/json": {"schema": schema}}}

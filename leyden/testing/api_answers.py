@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from leyden._lib.json import Json
 from leyden.testing.fake_tokens import Piece, ToolCall, pieces_of
 
-Json = dict[str, Any]
 _CREATED = 1_700_000_000
 """The time of every answer, always the same so that answers can be compared."""
 

@@ -11,10 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leyden._lib.json import is_list
+from leyden._lib.json import Json, is_list
 from leyden.testing.fake_tokens import ChatTurn, ToolCall, encode, prompt_ids_of
-
-Json = dict[str, Any]
 
 
 def prompt_ids(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:

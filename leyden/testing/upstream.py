@@ -20,14 +20,13 @@ from typing import Any, Self, cast
 
 from aiohttp import web
 
+from leyden._lib.json import Json
 from leyden.dialects import anthropic_error, openai_error
 from leyden.errors import ConfigError
 from leyden.testing.api_answers import ANSWERS, ApiAnswer, Misbehaviour, ServedCall
 from leyden.testing.fake_tokens import ChatTurn, Piece, ToolCall, pieces_of, response_ids_of
 from leyden.testing.requests import request_prompt_ids
 from leyden.types import LLM
-
-Json = dict[str, Any]
 
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
 _KEPT = 100_000

@@ -69,3 +69,8 @@ def test_a_docstring_has_one_parameter_to_a_line():
 def test_a_glued_parameter_is_found():
     source = 'def f(a, b):\n    """Begin.\n\n    a: the first. b: the second.\n    """\n'
     assert list(glued(source)) == ["f: b"]
+
+
+def test_the_type_of_a_parsed_json_object_is_defined_once():
+    defined = [path for path in SOURCES if re.search(r"^Json(: TypeAlias)? = ", path.read_text(), re.MULTILINE)]
+    assert defined == [ROOT / "leyden" / "_lib" / "json.py"]

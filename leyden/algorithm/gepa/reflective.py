@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from leyden._lib.formatting import figure
+from leyden._lib.json import Json
 from leyden._lib.text import as_json
-from leyden.adapter.attributes import Json
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json
 from leyden.dialects.fields import a_list, a_text, an_object, function_calls, shown, the_choice, without
 from leyden.dialects.messages.request import arguments_of, input_of, thinking_blocks, with_thinking
 from leyden.errors import Untranslatable

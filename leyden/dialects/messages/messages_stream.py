@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leyden._lib.json import is_list
-from leyden.dialects.encoding import Json, named_event
+from leyden._lib.json import Json, is_list
+from leyden.dialects.encoding import named_event
 from leyden.dialects.fields import REASONING, a_list, a_text, an_object, reasoning_of, shown, the_choice
 from leyden.dialects.messages.answer import chat_usage, finish_reason, stop_of, usage_of
 from leyden.dialects.messages.request import arguments_of

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from leyden._lib.json import is_object
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json, is_object
 from leyden.dialects.fields import (
     NOT_IN_EVENTS,
     REASONING,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json
 from leyden.dialects.fields import a_list, an_object, function_calls, shown, the_choice, without
 from leyden.dialects.responses.request import reasoning_items, with_reasoning
 from leyden.errors import Untranslatable

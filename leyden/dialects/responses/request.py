@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leyden.dialects.encoding import Json
+from leyden._lib.json import Json
 from leyden.dialects.fields import (
     NOT_IN_EVENTS,
     REASONING,

@@ -11,8 +11,9 @@ import json
 import re
 from typing import Any, cast
 
+from leyden._lib.json import Json
 from leyden.engine.schema import resolved
-from leyden.engine.tools.tool_parser import Found, Json, Outcome, Schemas, ToolParser, call_of
+from leyden.engine.tools.tool_parser import Found, Outcome, Schemas, ToolParser, call_of
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
+from leyden._lib.json import Json
 from leyden.engine.text import begun_length
 
-Json = dict[str, Any]
 Schemas = Mapping[str, Json]
 """The JSON schema of each tool's arguments, by the tool's name."""
 
