@@ -1,6 +1,6 @@
 """Compute the metrics of a stage's rollouts from their counts, with pure functions.
 
-Names are stable: dashboards, reports and early stopping read them. docs/training.md explains each.
+Names are stable: dashboards, reports and early stopping read them. docs/metrics.md explains each.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _STANDARD_ERRORS = 2.0
 _SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
 _LARGE, _LARGE_BEARS, _LARGE_STARTS_AT = 300_000_000, 2e-5, 1e-6
 """Up to how many weights a model is small, and from how many it is large; the learning rate below or above which there
-is a hint; and the learning rate to try (docs/training.md)."""
+is a hint; and the learning rate to try (docs/how-to/choose-a-model.md)."""
 
 
 def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) -> str | None:
@@ -49,7 +49,7 @@ def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) 
         return None
     return (
         f"the learning rate is {learning_rate:g}, and a model this {size} ({n_weights:,} weights) usually needs "
-        f"{usual:g}: PolicyGradient(..., optim=OptimParams(learning_rate={usual:g})); see docs/training.md"
+        f"{usual:g}: PolicyGradient(..., optim=OptimParams(learning_rate={usual:g})); see docs/how-to/choose-a-model.md"
     )
 
 
