@@ -51,9 +51,8 @@ STORES: dict[str, Callable[[Path, Callable[[], str]], Opened]] = {
     "http-postgres": lambda _, postgres_url: served(PostgresLightningStore(postgres_url())),
 }
 BACKENDS = {"postgres", "http-postgres"}
-KINDS = [
-    pytest.param(kind, marks=[pytest.mark.backends, pytest.mark.merge]) if kind in BACKENDS else kind for kind in STORES
-]
+MARKS = {"postgres": [pytest.mark.backends, pytest.mark.merge], "http-postgres": [pytest.mark.backends]}
+KINDS = [pytest.param(kind, marks=MARKS.get(kind, [])) for kind in STORES]
 
 
 @pytest.fixture(params=KINDS)
