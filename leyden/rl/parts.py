@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 import gymnasium
@@ -21,7 +21,7 @@ import gymnasium
 from leyden._lib.json import is_object
 from leyden._lib.text import shown
 from leyden.errors import ConfigError
-from leyden.rl.spaces import Conformer, checker, conformer
+from leyden.rl.spaces import Check, Layout, layout_of
 
 if TYPE_CHECKING:
     from leyden.rl.env.wrapper import EnvWrapper
@@ -34,7 +34,7 @@ ObsType = TypeVar("ObsType")
 PolicyActType = TypeVar("PolicyActType")
 AuxInfoType = TypeVar("AuxInfoType")
 
-_STAYS_HERE: Final = ("_env_reference", "_check", "_conformer")
+_STAYS_HERE: Final = ("_env_reference", "_check", "_observation_layout")
 """Attributes that are not pickled: the reference, and the compiled checks of interpreters."""
 
 
@@ -124,7 +124,7 @@ class Interpreter(EnvComponent, ABC):
     space must not change afterwards.
     """
 
-    _check: Callable[[Any], None] | None = None
+    _check: Check | None = None
 
 
 class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
@@ -136,7 +136,7 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
     If False, observations are cast to the space's dtype, and the first one outside the bounds logs a warning. NaN and
     other shapes are errors in either case. A class or an instance may set it.
     """
-    _conformer: Conformer | None = None
+    _observation_layout: Layout | None = None
 
     @property
     @abstractmethod
@@ -155,17 +155,17 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
         """
         obs = self.interpret(simulator_state)
         if not self.strict:
-            return self.conformer(obs)
+            return self.observation_layout.coerce(obs)
         self.validate(obs)
         return obs
 
     @property
-    def conformer(self) -> Conformer:
-        """The lenient check, which is used if `strict` is False."""
-        if (conform := self._conformer) is None:
-            conform = conformer(self.observation_space)
-            object.__setattr__(self, "_conformer", conform)
-        return conform
+    def observation_layout(self) -> Layout:
+        """The layout of the observation space, which coerces observations if `strict` is False."""
+        if (layout := self._observation_layout) is None:
+            layout = layout_of(self.observation_space)
+            object.__setattr__(self, "_observation_layout", layout)
+        return layout
 
     def validate(self, obs: ObsType) -> None:
         """Raise GymSpaceValidationError unless the space contains the observation.
@@ -173,7 +173,7 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
         Shape, dtype, bounds and NaN are checked.
         """
         if (check := self._check) is None:
-            check = checker(self.observation_space)
+            check = self.observation_layout.check
             object.__setattr__(self, "_check", check)
         check(obs)
 
@@ -205,7 +205,7 @@ class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType])
     def validate(self, action: PolicyActType) -> None:
         """Raise GymSpaceValidationError unless `action_space` contains the action."""
         if (check := self._check) is None:
-            check = checker(self.action_space)
+            check = layout_of(self.action_space).check
             object.__setattr__(self, "_check", check)
         check(action)
 

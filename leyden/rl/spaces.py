@@ -1,14 +1,23 @@
-"""Check that a sample is in a space: a fast `space.contains`, whose error names the wrong part.
+"""The samples of a space: check one, coerce one, and lay out batches of them in memory.
 
-`checker(space)` returns a check that accepts exactly the samples that `space.contains` accepts. For Dict and Tuple it
-checks part by part, as Qlib does. Arrays and integers of the space's own dtype take a fraction of the time. The check
-is compiled for Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple; for other spaces, subclasses and unusual
-samples it calls `space.contains`. To make another space fast, add a line to `_COMPILERS`.
+`layout_of(space)` makes the one description of a space. It knows neither environments nor processes.
+
+- `check` accepts exactly the samples that `space.contains` accepts. For Dict and Tuple it checks part by part, as Qlib
+  does, so its error names the wrong part. Arrays and integers of the space's own dtype take a fraction of the time.
+- `coerce` is the lenient check for other packages' environments.
+- A batch has one array for each part of the space, with a row for each environment. Box, Discrete, MultiDiscrete and
+  MultiBinary are numbers of a fixed size; Dict and Tuple consist of other spaces. Samples of any other space are kept
+  as objects, which processes cannot share.
+
+`gymnasium.vector.utils` is not used: it fills whole batches, and looks its function up at each call. A layout writes
+one row at a time, into memory that workers share, and makes its functions once. Functions that need no space, such as a
+copy of a batch, are in `leyden.rl.batch`. To make the check of another space of numbers fast, add a
+line to `_CHECKS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias, cast
 
 import gymnasium
@@ -16,11 +25,16 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from leyden.errors import LeydenError
+from leyden.errors import ConfigError, LeydenError
 from leyden.rl.batch import is_space
 
 AnySpace: TypeAlias = gymnasium.Space[Any]
 Check: TypeAlias = Callable[[Any], None]
+Array: TypeAlias = NDArray[Any]
+Batch: TypeAlias = Any
+"""An array (N, ...), or a dict or tuple of batches, in the structure of the space."""
+_ALIGNMENT = 64
+"""Arrays in shared memory begin at multiples of this many bytes, the length of a cache line."""
 
 
 class GymSpaceValidationError(LeydenError, ValueError):
@@ -40,64 +54,111 @@ class GymSpaceValidationError(LeydenError, ValueError):
         self.sample = sample
 
     def __str__(self) -> str:
-        return f"{self.message}\n  Space: {self.space}\n  Sample: {_shown(self.sample)}"
+        shown, kind = repr(self.sample), f"({type(self.sample).__name__})"
+        if isinstance(self.sample, np.ndarray):
+            array = cast(Array, self.sample)
+            kind = f"({array.dtype}, shape {array.shape})"
+        shown = shown if len(shown) <= 500 else f"{shown[:500]}..."
+        return f"{self.message}\n  Space: {self.space}\n  Sample: {shown} {kind}"
 
 
-def checker(space: AnySpace) -> Check:
-    """Return a function that raises GymSpaceValidationError for a sample that is not in `space`.
+def layout_of(space: AnySpace) -> Layout:
+    """Return the layout of a space, which must not change afterwards."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _CompoundLayout(cast(AnySpace, space))
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return _NumberLayout(cast(AnySpace, space))
+    return Layout(space)
 
-    The space must not change afterwards.
-    """
-    return _COMPILERS.get(type(space), _contained)(space)
 
-
-class Conformer:
-    """A lenient check for other packages' environments. It casts samples to the space's dtype, and lets them leave the
-    bounds of a Box.
-
-    `note` describes the first sample that left the bounds. Other shapes, NaN, and numbers that the cast would change by
-    more than the precision of floats raise GymSpaceValidationError.
-    """
+class Layout:
+    """The samples of one space, alone and in batches. This class serves any space, and keeps samples as objects."""
 
     def __init__(self, space: AnySpace) -> None:
         self.space = space
+        self.check: Check = _CHECKS.get(type(space), _contained)(space)
+        """A function that raises GymSpaceValidationError for a sample that is not in the space."""
         self.note: str | None = None
-        """A description of the first sample outside the bounds, until the reader sets it to None."""
-        self._check = checker(space)
+        """A description of the first coerced sample outside the bounds, until the reader sets it to None."""
 
-    def __call__(self, sample: Any) -> Any:
-        """Return the sample as an element of the space.
+    def coerce(self, sample: Any) -> Any:
+        """Return the sample as an element of the space, except that it may leave the bounds of a Box.
 
-        Raise GymSpaceValidationError if it cannot be one.
+        Numbers are cast to the space's dtype. The first sample out of bounds is described by `note`.
+        Raise GymSpaceValidationError for other shapes, NaN, and numbers that the cast would change by more than the
+        precision of floats.
         """
-        self._check(sample)
+        self.check(sample)
         return sample
 
+    @property
+    def unshared(self) -> AnySpace | None:
+        """The first part of the space whose samples processes cannot share; None if there is none."""
+        return self.space
 
-def conformer(space: AnySpace) -> Conformer:
-    """Return a lenient check of a space, which casts samples and lets them leave the bounds."""
-    if isinstance(space, spaces.Dict):
-        return _DictConformer(cast(AnySpace, space))
-    if isinstance(space, spaces.Tuple):
-        return _TupleConformer(cast(AnySpace, space))
-    if type(space) in (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary):
-        return _NumberConformer(space)
-    return Conformer(space)
+    def nbytes(self, n: int) -> int:
+        """Return the bytes that n samples take in shared memory. Raise ConfigError for objects."""
+        raise ConfigError(
+            f"{self.space} cannot lie in shared memory; use another kind of environment, such as 'subproc'"
+        )
+
+    def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
+        """Return a batch of n samples.
+
+        memory: a buffer in which it lies, from `offset` on; None: new memory, with zeros.
+        """
+        if memory is not None:
+            self.nbytes(n)
+        return np.full(n, None, dtype=object)
+
+    def writer(self, batch: Batch) -> Callable[[int, Any], None]:
+        """Return a function `write(row, sample)` that copies a sample into a row of the batch.
+
+        It is made once, because writing a row must be quick.
+        """
+        return batch.__setitem__
+
+    def reader(self, batch: Batch) -> Callable[[int], Any]:
+        """Return a function `read(row)` that returns the sample in a row of the batch, as a view."""
+        return batch.__getitem__
+
+    def conform(self, batch: Any, n: int) -> Batch:
+        """Return n samples that a caller gives as a batch of the space.
+
+        Raise ConfigError for another number, structure, shape or dtype.
+        """
+        if len(batch) != n:
+            raise ConfigError(f"a batch for {n} environments of {self.space} must have {n} samples, not {len(batch)}")
+        array = np.empty(n, dtype=object)
+        for row, sample in enumerate(batch):
+            array[row] = sample
+        return array
+
+    def check_rows(self, batch: Batch, among: NDArray[np.bool_]) -> None:
+        """Raise GymSpaceValidationError for the first sample that is not in the space.
+
+        among: (rows,), which rows are checked.
+        """
+        read = self.reader(batch)
+        for row in np.flatnonzero(among):
+            self.check(read(int(row)))
 
 
-class _NumberConformer(Conformer):
-    """The lenient check of a space of numbers: Box, Discrete, MultiDiscrete or MultiBinary."""
+class _NumberLayout(Layout):
+    """One array of the space's dtype."""
 
     def __init__(self, space: AnySpace) -> None:
         super().__init__(space)
+        self._shape = tuple(cast("tuple[int, ...]", space.shape))
         self._dtype: np.dtype[Any] = np.dtype(cast(Any, space.dtype))
-        self._floating = bool(np.issubdtype(self._dtype, np.floating))
+        self._check_coerced = self.check
+        """The check of `coerce`, which ignores the bounds after the first sample outside."""
 
-    def __call__(self, sample: Any) -> Any:
+    def coerce(self, sample: Any) -> Any:
         if type(sample) is not np.ndarray or sample.dtype is not self._dtype:
             sample = self._cast(sample)
         try:
-            self._check(sample)
+            self._check_coerced(sample)
         except GymSpaceValidationError:
             self._leave_bounds(sample)
         return sample
@@ -107,16 +168,18 @@ class _NumberConformer(Conformer):
 
         Raise GymSpaceValidationError for anything else, and for integers that the cast would change.
         """
+        if type(self.space) not in _CHECKS:
+            return sample  # a subclass decides by itself what it contains
         array = np.asarray(sample)
         if array.dtype.kind not in "biuf":
             raise _refuse(self.space, sample)
         cast_array = array.astype(self._dtype, copy=False)
-        if not self._floating and not np.array_equal(cast_array, array):
+        if self._dtype.kind != "f" and not np.array_equal(cast_array, array):
             raise _refuse(self.space, array)
         # a sample of a Discrete space is a scalar, and no array of shape ()
         return cast_array if type(self.space) is not spaces.Discrete or array.shape else self._dtype.type(cast_array)
 
-    def _leave_bounds(self, sample: NDArray[Any]) -> None:
+    def _leave_bounds(self, sample: Array) -> None:
         """Note a sample that is outside the bounds of a Box, and ignore the bounds from now on.
 
         Raise GymSpaceValidationError if the sample is wrong in another way.
@@ -124,90 +187,190 @@ class _NumberConformer(Conformer):
         space = self.space
         if type(space) is not spaces.Box:
             raise _refuse(space, sample)
-        if self._floating:
-            unbounded = cast(AnySpace, spaces.Box(-np.inf, np.inf, space.shape, self._dtype.type))
-        else:
-            info = np.iinfo(self._dtype)
-            unbounded = cast(AnySpace, spaces.Box(info.min, info.max, space.shape, self._dtype.type))
-        check = checker(unbounded)
+        ends = (-np.inf, np.inf) if self._dtype.kind == "f" else (np.iinfo(self._dtype).min, np.iinfo(self._dtype).max)
+        check = _box(cast(AnySpace, spaces.Box(*ends, space.shape, self._dtype.type)))
         try:
             check(sample)
         except GymSpaceValidationError:
             raise _refuse(space, sample) from None
-        self._check = check
+        self._check_coerced = check
         low, high = np.broadcast_to(space.low, sample.shape), np.broadcast_to(space.high, sample.shape)
-        at = tuple(int(place) for place in np.argwhere((sample < low) | (sample > high))[0])
-        place = f"element {list(at)} is {sample[at]:g}, not in {low[at]:g} to {high[at]:g}"
-        self.note = f"an observation is out of the bounds of its space: {place}"
+        at = tuple(int(index) for index in np.argwhere((sample < low) | (sample > high))[0])
+        element = f"element {list(at)} is {sample[at]:g}, not in {low[at]:g} to {high[at]:g}"
+        self.note = f"an observation is out of the bounds of its space: {element}"
+
+    @property
+    def unshared(self) -> AnySpace | None:
+        return None
+
+    def nbytes(self, n: int) -> int:
+        size = n * int(np.prod(self._shape, dtype=np.int64)) * self._dtype.itemsize
+        return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+    def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
+        if memory is None:
+            return np.zeros((n, *self._shape), self._dtype)
+        return np.ndarray((n, *self._shape), self._dtype, memory, offset)
+
+    def writer(self, batch: Batch) -> Callable[[int, Any], None]:
+        if not self._shape:
+            return batch.__setitem__
+        views = list(batch)  # a view of each row: assigning to it is quicker than indexing the batch
+
+        def write(row: int, sample: Any) -> None:
+            views[row][...] = sample
+
+        return write
+
+    def conform(self, batch: Any, n: int) -> Batch:
+        array: Array = batch if type(batch) is np.ndarray else np.asarray(batch)
+        if array.shape != (n, *self._shape):
+            raise ConfigError(
+                f"a batch for {n} environments of {self.space} must have the shape {(n, *self._shape)}, not {array.shape}"
+            )
+        if array.dtype is not self._dtype and not np.can_cast(array.dtype, self._dtype):
+            if array.dtype.kind in "iu" and self._dtype.kind in "iu":  # whole numbers count by their values
+                cast_array = array.astype(self._dtype)
+                if (cast_array == array).all():
+                    return cast_array
+            raise ConfigError(
+                f"a batch of {self.space} must be {self._dtype}; {array.dtype} cannot become that without loss, so cast it first"
+            )
+        return array
+
+    def check_rows(self, batch: Batch, among: NDArray[np.bool_]) -> None:
+        """Compare the rows of a Box all at once."""
+        space, array = self.space, cast(Array, batch)
+        if type(space) is not spaces.Box or array.shape[1:] != self._shape or not np.can_cast(array.dtype, self._dtype):
+            super().check_rows(batch, among)
+            return
+        inside = array >= space.low
+        inside &= array <= space.high
+        if np.count_nonzero(inside) == array.size:
+            return
+        bad = np.flatnonzero(~inside.reshape(len(array), -1).all(axis=1) & among)
+        if bad.size:
+            self.check(array[bad[0]].copy())
 
 
-class _DictConformer(Conformer):
-    """The lenient check of a Dict, part by part."""
+class _CompoundLayout(Layout):
+    """A dict or tuple of the batches of the parts, which lie one after another."""
 
     def __init__(self, space: AnySpace) -> None:
         super().__init__(space)
-        self._parts = {name: conformer(part) for name, part in cast(spaces.Dict, space).spaces.items()}
+        self._named = isinstance(space, spaces.Dict)
+        self._parts = {key: layout_of(part) for key, part in _parts(space).items()}
+        if type(space) in (spaces.Dict, spaces.Tuple):
+            self.check = self._check_parts()
 
-    def __call__(self, sample: Any) -> Any:
-        if not isinstance(sample, dict) or cast("dict[Any, Any]", sample).keys() != self._parts.keys():
-            self._check(sample)
-        return {name: _part(part, sample[name], self, f"key {name!r}") for name, part in self._parts.items()}
+    def _check_parts(self) -> Check:
+        """Return a check whose error names the key or index of the wrong part.
 
+        Lists and arrays count as tuples, as in Gymnasium.
+        """
+        space, named, size = self.space, self._named, len(self._parts)
+        parts = [(key, part.check) for key, part in self._parts.items()]
 
-class _TupleConformer(Conformer):
-    """The lenient check of a Tuple, part by part. A list counts as a tuple."""
+        def check(x: Any) -> None:
+            values: Any = x
+            if named:
+                if not isinstance(x, dict) or len(cast("dict[Any, Any]", x)) != size:
+                    raise GymSpaceValidationError(
+                        f"The sample must be a dict with the keys {list(self._parts)}.", space, x
+                    )
+            else:
+                if isinstance(x, list) or (isinstance(x, np.ndarray) and x.ndim):
+                    values = tuple(cast("list[Any]", x))
+                if not isinstance(values, tuple) or len(cast("tuple[Any, ...]", values)) != size:
+                    raise GymSpaceValidationError(f"The sample must be a tuple of {size}.", space, x)
+            for key, check_part in parts:
+                if named and key not in values:
+                    raise GymSpaceValidationError(f"Key {key!r} is missing in the sample.", space, x)
+                try:
+                    check_part(values[key])
+                except GymSpaceValidationError as error:
+                    raise self._wrong_part(key, x, error) from error
 
-    def __init__(self, space: AnySpace) -> None:
-        super().__init__(space)
-        self._parts = [conformer(part) for part in cast("spaces.Tuple[Any]", space).spaces]
+        return check
 
-    def __call__(self, sample: Any) -> Any:
-        if not isinstance(sample, tuple | list) or len(cast("tuple[Any, ...]", sample)) != len(self._parts):
-            self._check(sample)
-        values = enumerate(zip(self._parts, cast("tuple[Any, ...]", sample), strict=True))
-        return tuple(_part(part, value, self, f"index {at}") for at, (part, value) in values)
+    def _part_name(self, key: Any) -> str:
+        return f"key {key!r}" if self._named else f"index {key}"
 
+    def _wrong_part(self, key: Any, sample: Any, error: GymSpaceValidationError) -> GymSpaceValidationError:
+        return GymSpaceValidationError(f"Subspace of {self._part_name(key)}: {error.message}", self.space, sample)
 
-def _part(part: Conformer, value: Any, whole: Conformer, name: str) -> Any:
-    """Return one part of a sample, checked and cast.
+    def _fits(self, value: Any) -> bool:
+        """Return whether a sample or a batch has the parts of the space. A list counts as a tuple."""
+        if self._named:
+            return isinstance(value, dict) and cast("dict[Any, Any]", value).keys() == self._parts.keys()
+        return isinstance(value, tuple | list) and len(cast("list[Any]", value)) == len(self._parts)
 
-    A note about the part becomes a note about the whole, unless there is an earlier one.
-    """
-    try:
-        value = part(value)
-    except GymSpaceValidationError as error:
-        raise GymSpaceValidationError(f"Subspace of {name}: {error.message}", whole.space, value) from error
-    if part.note is not None:
-        whole.note, part.note = whole.note or f"{name}: {part.note}", None
-    return value
+    def _built(self, values: Iterable[Any]) -> Any:
+        return dict(zip(self._parts, values, strict=True)) if self._named else tuple(values)
 
+    def coerce(self, sample: Any) -> Any:
+        if not self._fits(sample):
+            self.check(sample)
+        values: list[Any] = []
+        for key, part in self._parts.items():
+            try:
+                values.append(part.coerce(sample[key]))
+            except GymSpaceValidationError as error:
+                raise self._wrong_part(key, sample[key], error) from error
+            if part.note is not None:
+                self.note, part.note = self.note or f"{self._part_name(key)}: {part.note}", None
+        return self._built(values)
 
-def _shown(sample: Any) -> str:
-    shown, kind = repr(sample), f"({type(sample).__name__})"
-    if isinstance(sample, np.ndarray):
-        array = cast("NDArray[Any]", sample)
-        kind = f"({array.dtype}, shape {array.shape})"
-    return f"{shown if len(shown) <= 500 else f'{shown[:500]}...'} {kind}"
+    @property
+    def unshared(self) -> AnySpace | None:
+        return next((found for part in self._parts.values() if (found := part.unshared) is not None), None)
+
+    def nbytes(self, n: int) -> int:
+        return sum(part.nbytes(n) for part in self._parts.values())
+
+    def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
+        batches: list[Batch] = []
+        for part in self._parts.values():
+            batches.append(part.allocate(n, memory, offset))
+            offset += 0 if memory is None else part.nbytes(n)
+        return self._built(batches)
+
+    def writer(self, batch: Batch) -> Callable[[int, Any], None]:
+        writers = [(key, part.writer(batch[key])) for key, part in self._parts.items()]
+
+        def write(row: int, sample: Any) -> None:
+            for key, put in writers:
+                put(row, sample[key])
+
+        return write
+
+    def reader(self, batch: Batch) -> Callable[[int], Any]:
+        readers = [(key, part.reader(batch[key])) for key, part in self._parts.items()]
+        if self._named:
+            return lambda row: {key: read(row) for key, read in readers}
+        return lambda row: tuple([read(row) for _, read in readers])
+
+    def conform(self, batch: Any, n: int) -> Batch:
+        if not self._fits(batch):
+            kind = f"dict with the keys {list(self._parts)}" if self._named else f"tuple of {len(self._parts)} parts"
+            raise ConfigError(f"a batch of {self.space} must be a {kind}")
+        return self._built(part.conform(batch[key], n) for key, part in self._parts.items())
 
 
 def _refuse(space: AnySpace, sample: Any) -> GymSpaceValidationError:
-    return GymSpaceValidationError(
-        f"The {type(space).__name__} space does not contain it.{_why(space, sample)}", space, sample
-    )
-
-
-def _why(space: AnySpace, sample: Any) -> str:
-    """Return a sentence that says why an array is not in a space; empty for other samples."""
-    if not isinstance(sample, np.ndarray) or space.shape is None or space.dtype is None:
-        return ""
-    array = cast("NDArray[Any]", sample)
-    if array.shape != space.shape:
-        return f" Its shape is {array.shape}, not {space.shape}."
-    if not np.can_cast(array.dtype, space.dtype):
-        return f" Its dtype is {array.dtype}, which does not go into {space.dtype} without loss."
-    if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
-        return f" It has {int(np.isnan(array).sum())} NaN."
-    return " It is out of bounds."
+    """Return the error for a sample, which says why an array is not in the space."""
+    why = ""
+    if isinstance(sample, np.ndarray) and space.shape is not None and space.dtype is not None:
+        array = cast(Array, sample)
+        if array.shape != space.shape:
+            why = f" Its shape is {array.shape}, not {space.shape}."
+        elif not np.can_cast(array.dtype, space.dtype):
+            why = f" Its dtype is {array.dtype}, which does not go into {space.dtype} without loss."
+        elif np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
+            why = f" It has {int(np.isnan(array).sum())} NaN."
+        else:
+            why = " It is out of bounds."
+    return GymSpaceValidationError(f"The {type(space).__name__} space does not contain it.{why}", space, sample)
 
 
 def _contained(space: AnySpace) -> Check:
@@ -220,7 +383,7 @@ def _contained(space: AnySpace) -> Check:
     return check
 
 
-def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
+def _array_check(space: AnySpace, ok: Callable[[Array], bool]) -> Check:
     """Return a check that calls `ok` for an array of the right shape and dtype.
 
     A scalar counts as an array of shape (). For any other sample the space itself decides.
@@ -228,7 +391,6 @@ def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
     shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _contained(space)
 
     def check(x: Any) -> None:
-        """Raise GymSpaceValidationError unless the space contains the sample `x`."""
         if type(x) is not np.ndarray:
             if shape != () or not isinstance(x, np.generic | float | int):
                 ask(x)
@@ -250,15 +412,12 @@ def _box(space: AnySpace) -> Check:
     `x == x` is False for NaN alone. `np.count_nonzero` is quicker than `all` for small arrays.
     """
     box = cast(spaces.Box, space)
-    low, high = box.low, box.high
-    size, floating = low.size, np.issubdtype(low.dtype, np.floating)
-    if floating and size and bool(np.all(low == -np.inf) and np.all(high == np.inf)):
-        own = low.dtype
+    low, own, size = box.low, box.low.dtype, box.low.size
+    if own.kind == "f" and size and bool(np.all(low == -np.inf) and np.all(box.high == np.inf)):
         if low.ndim == 1 and own.itemsize in (4, 8):
 
-            def no_nan_1d(x: NDArray[Any]) -> bool:
-                # one call: a sum of squares has no infinities of opposite signs, so only NaN makes
-                # it NaN
+            def no_nan_1d(x: Array) -> bool:
+                # one call: a sum of squares has no infinities of opposite signs, so only NaN makes it NaN
                 if x.dtype is own:
                     square: Any = x.dot(x)
                     return bool(square == square)
@@ -266,12 +425,15 @@ def _box(space: AnySpace) -> Check:
 
             return _array_check(space, no_nan_1d)
         return _array_check(space, lambda x: np.count_nonzero(x == x) == size)
-    return _array_check(space, lambda x: np.count_nonzero(x >= low) == size and np.count_nonzero(x <= high) == size)
+    return _between(space, low, box.high)
 
 
 def _multi_discrete(space: AnySpace) -> Check:
     multi = cast("spaces.MultiDiscrete[Any]", space)
-    low, high = multi.start, multi.start + (multi.nvec - 1)
+    return _between(space, multi.start, multi.start + (multi.nvec - 1))
+
+
+def _between(space: AnySpace, low: Array, high: Array) -> Check:
     size = low.size
     return _array_check(space, lambda x: np.count_nonzero(x >= low) == size and np.count_nonzero(x <= high) == size)
 
@@ -307,54 +469,11 @@ def _discrete(space: AnySpace) -> Check:
     return check
 
 
-def _dict(space: AnySpace) -> Check:
-    """Return the check of a Dict. Its error names the key of the wrong part."""
-    parts = {name: checker(part) for name, part in cast(spaces.Dict, space).spaces.items()}
-    items, size = list(parts.items()), len(parts)
-
-    def check(x: Any) -> None:
-        if not isinstance(x, dict) or len(cast("dict[Any, Any]", x)) != size:
-            raise GymSpaceValidationError(f"The sample must be a dict with the keys {list(parts)}.", space, x)
-        for name, part in items:
-            if name not in x:
-                raise GymSpaceValidationError(f"Key {name!r} is missing in the sample.", space, x)
-            try:
-                part(x[name])
-            except GymSpaceValidationError as error:
-                raise GymSpaceValidationError(f"Subspace of key {name!r}: {error.message}", space, x) from error
-
-    return check
-
-
-def _tuple(space: AnySpace) -> Check:
-    """Return the check of a Tuple. Its error names the index of the wrong part.
-
-    Lists and arrays count as tuples, as in Gymnasium.
-    """
-    parts = [checker(part) for part in cast("spaces.Tuple[Any]", space).spaces]
-
-    def check(x: Any) -> None:
-        values: Any = x
-        if isinstance(x, list) or (isinstance(x, np.ndarray) and x.ndim):
-            values = tuple(cast("list[Any]", x))
-        if not isinstance(values, tuple) or len(cast("tuple[Any, ...]", values)) != len(parts):
-            raise GymSpaceValidationError(f"The sample must be a tuple of {len(parts)}.", space, x)
-        for position, part in enumerate(parts):
-            try:
-                part(values[position])
-            except GymSpaceValidationError as error:
-                raise GymSpaceValidationError(f"Subspace of index {position}: {error.message}", space, x) from error
-
-    return check
-
-
-_COMPILERS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
+_CHECKS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
     spaces.Box: _box,
     spaces.Discrete: _discrete,
     spaces.MultiDiscrete: _multi_discrete,
     spaces.MultiBinary: _multi_binary,
-    spaces.Dict: _dict,
-    spaces.Tuple: _tuple,
 }
 
 

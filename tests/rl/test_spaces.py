@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from leyden.rl.spaces import GymSpaceValidationError, checker
+from leyden.rl.spaces import GymSpaceValidationError, layout_of
 
 DTYPES = st.sampled_from(
     [
@@ -137,7 +137,7 @@ def test_a_number_that_does_not_fit_the_dtype_is_not_in_the_space(number: int) -
     space = spaces.Box(-2, 2, (), np.int8)
     assert not space.contains(number)
     with pytest.raises(GymSpaceValidationError, match="does not contain it"):
-        checker(space)(number)
+        layout_of(space).check(number)
 
 
 @settings(max_examples=200)
@@ -148,14 +148,14 @@ def test_the_check_answers_as_the_space_does(data: st.DataObject, space: Any, se
     if data.draw(st.booleans()):
         sample = spoil(data.draw, sample)
     with np.errstate(all="ignore"):
-        expected, got = verdict(lambda: contains(space, sample)), verdict(lambda: checker(space)(sample))
+        expected, got = verdict(lambda: contains(space, sample)), verdict(lambda: layout_of(space).check(sample))
     assert got == expected, (space, sample)
 
 
 def test_the_error_names_the_part_the_sample_and_every_level() -> None:
     space = spaces.Dict({"prices": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2,), np.float32)])})
     with pytest.raises(GymSpaceValidationError, match=r"'prices'.*index 1.*1 NaN") as caught:
-        checker(space)({"prices": (1, np.array([0.5, np.nan], np.float32))})
+        layout_of(space).check({"prices": (1, np.array([0.5, np.nan], np.float32))})
     assert "Space: Dict" in str(caught.value) and "Sample: {'prices'" in str(caught.value)
     levels: list[Any] = [caught.value]
     while levels[-1].__cause__ is not None:
@@ -166,7 +166,7 @@ def test_the_error_names_the_part_the_sample_and_every_level() -> None:
 
 
 def test_missing_and_unknown_keys_are_told_apart() -> None:
-    check = checker(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
+    check = layout_of(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})).check
     with pytest.raises(GymSpaceValidationError, match="'b' is missing"):
         check({"a": 0, "c": 0})
     with pytest.raises(GymSpaceValidationError, match=r"keys \['a', 'b'\]"):

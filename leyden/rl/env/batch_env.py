@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from leyden.errors import ConfigError
 from leyden.rl.batch import write
 from leyden.rl.env.group import EnvFailure, Infos, Start
-from leyden.rl.env.layout import Batch
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, Writers
 from leyden.rl.seed import SeedsLike
-from leyden.rl.spaces import AnySpace
+from leyden.rl.spaces import AnySpace, Batch
 from leyden.training import EpisodeStats
 
 
@@ -63,7 +62,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         rows = np.array([env for env, _ in starts], np.int64)
         try:
             obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
-            self._layout.check(obs, np.ones(len(rows), np.bool_))
+            self._layout.check_rows(obs, np.ones(len(rows), np.bool_))
         except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
             return [self._failure(env, 0, "began", error) for env, _ in starts]
         read = self._layout.reader(obs)
@@ -86,7 +85,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         try:
             obs, rewards, terminated, truncated = self._simulator.step(actions)
             obs = self._layout.conform(obs, self.num_envs)
-            self._layout.check(obs, mask)
+            self._layout.check_rows(obs, mask)
             if not np.isfinite(np.dot(rewards, mask)):  # one quick call; other rows may make it NaN too
                 for row in np.flatnonzero(~np.isfinite(rewards) & mask)[:1]:
                     raise ValueError(f"the reward of row {row} is {rewards[row]}, which is no finite number")

@@ -20,9 +20,8 @@ from leyden.rl.batch import select
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFailure, EnvGroup, Infos, Rows, Start
-from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.randomness import WorkerGenerators
-from leyden.rl.spaces import AnySpace
+from leyden.rl.spaces import AnySpace, Batch, Layout, layout_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ from leyden._lib.text import shown
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.rl.batch import copied, select
 from leyden.rl.data_queue import address_of
-from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
-from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
+from leyden.rl.spaces import AnySpace, Batch, GymSpaceValidationError, Layout, layout_of
 from leyden.training import EpisodeStats, LogLevel
 
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -305,7 +304,7 @@ class _WrapperSlot(_Slot):
         self._logger = env.logger
         self._has_aux = env.aux_info_collector is not None
         interpreter = env.state_interpreter
-        self._conformer = None if interpreter.strict else interpreter.conformer
+        self._lenient = None if interpreter.strict else interpreter.observation_layout
 
     def begin(self, seed: Seed[Any]) -> Any:
         super().begin(seed)
@@ -335,9 +334,9 @@ class _WrapperSlot(_Slot):
         if self._has_aux:
             info = {} if info is None else info
             info["aux_info"] = env.aux_info
-        if self._conformer is not None and self._conformer.note is not None:
+        if self._lenient is not None and self._lenient.note is not None:
             info = {} if info is None else info
-            info["note"], self._conformer.note = self._conformer.note, None
+            info["note"], self._lenient.note = self._lenient.note, None
         if terminated or truncated:
             info = {} if info is None else info
             info["episode"] = self._stats()
@@ -365,9 +364,9 @@ class _GymSlot(_Slot):
             raise ConfigError(
                 f"{self._name}.reset takes no seed; define reset(self, *, seed=None, options=None), which returns (observation, info)"
             )
-        self._check = checker(env.observation_space)
-        self._conformer = conformer(env.observation_space)
-        self._conforms = False
+        self._obs_layout = layout_of(env.observation_space)
+        self._check, self._coerce = self._obs_layout.check, self._obs_layout.coerce
+        self._coerces = False
         """Whether observations need the lenient check, which is slower than the strict one."""
 
     def begin(self, seed: Seed[Any]) -> Any:
@@ -387,8 +386,8 @@ class _GymSlot(_Slot):
             obs = self._reset(seed=number)
         else:
             obs = self._reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
-        obs = self._conformer(obs)
-        self._conforms |= self._conformer.note is not None
+        obs = self._coerce(obs)
+        self._coerces |= self._obs_layout.note is not None
         return obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
@@ -406,14 +405,14 @@ class _GymSlot(_Slot):
             terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(f"the info of {self._name}.step is {shown(cast(object, given))}; return a dict, {_STEP}")
-        if self._conforms:
-            obs = self._conformer(obs)
+        if self._coerces:
+            obs = self._coerce(obs)
         else:
             try:
                 self._check(obs)
             except GymSpaceValidationError:
-                self._conforms = True
-                obs = self._conformer(obs)
+                self._coerces = True
+                obs = self._coerce(obs)
         self.length += 1
         try:
             reward = finite_number(reward)
@@ -424,9 +423,9 @@ class _GymSlot(_Slot):
         if self._wants_steps:
             info = {} if info is None else info
             info["log"] = {**info.get("log", {}), "reward": (int(LogLevel.PERIODIC), reward)}
-        if self._conforms and self._conformer.note is not None:
+        if self._coerces and self._obs_layout.note is not None:
             info = {} if info is None else info
-            info["note"], self._conformer.note = self._conformer.note, None
+            info["note"], self._obs_layout.note = self._obs_layout.note, None
         if terminated or truncated:
             info = {} if info is None else info
             info["episode"] = self._stats()

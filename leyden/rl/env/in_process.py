@@ -25,9 +25,9 @@ from leyden.rl.env.group import (
     split,
     worker_count,
 )
-from leyden.rl.env.layout import Batch
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
+from leyden.rl.spaces import Batch
 
 
 class FiniteDummyVectorEnv(FiniteVectorEnv):

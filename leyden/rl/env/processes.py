@@ -51,10 +51,10 @@ from leyden.rl.env.group import (
     split,
     worker_count,
 )
-from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
+from leyden.rl.spaces import Batch, layout_of
 
 logger = logging.getLogger(__name__)
 _MOST_TRIES = 8

@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 from leyden._lib.options import NamedOptions, check_choice, check_number
 from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.env.group import EnvFailure, Infos, Rows, Start
-from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.episode import EnvWriter, EpisodeLost
 from leyden.rl.seed import Seed, SeedsLike, SeedSource, as_seed_source
-from leyden.rl.spaces import AnySpace
+from leyden.rl.spaces import AnySpace, Batch, Layout, layout_of
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
