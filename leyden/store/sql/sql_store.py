@@ -7,8 +7,10 @@ The module knows no database and no thread. To add a method, extend the protocol
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -38,6 +40,7 @@ from leyden.store.sql.body import retention as forgetting
 from leyden.store.sql.body import span_stream as stream
 from leyden.store.sql.body import worker_rows as workers
 from leyden.store.sql.body.restoring import Restored
+from leyden.store.sql.body.rollout_filter import RolloutFilter
 from leyden.store.sql.driver import Driver
 from leyden.store.waiting import WaitingStore
 from leyden.types import UNSET, AttemptedRollout, Retention, Rollout, SpanPage, Unset, current_run_id
@@ -61,6 +64,20 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
         return then(await read(self, *args, **kwargs))
 
     return cast(F, read if then is None else read_then)
+
+
+def _reads_rollouts(method: F, operation: Callable[..., Any]) -> F:
+    """Return the protocol's `method`, implemented as a read of an `operation` that takes its filters of rollouts as one
+    `RolloutFilter`.
+    """
+    names = inspect.signature(method).parameters.keys() & {each.name for each in fields(RolloutFilter)}
+
+    @wraps(method, updated=())
+    def read(self: Any, **kwargs: Any) -> Any:
+        matching = RolloutFilter(**{name: kwargs.pop(name) for name in [*kwargs] if name in names})
+        return self._driver.read(operation, (matching,), kwargs)
+
+    return cast(F, read)
 
 
 def _writes(method: F, operation: Callable[..., Any]) -> F:
@@ -130,8 +147,8 @@ class SqlLightningStore(WaitingStore):
     get_many_span_sequence_ids = _writes(LightningStore.get_many_span_sequence_ids, spans.get_many_span_sequence_ids)
     query_spans = _reads(LightningStore.query_spans, search.query_spans, then=answers.page)
     query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=answers.by_rollout)
-    query_rollouts = _reads(LightningStore.query_rollouts, listing.query_rollouts)
-    summarise_rollouts = _reads(LightningStore.summarise_rollouts, outcomes.summarise_rollouts)
+    query_rollouts = _reads_rollouts(LightningStore.query_rollouts, listing.query_rollouts)
+    summarise_rollouts = _reads_rollouts(LightningStore.summarise_rollouts, outcomes.summarise_rollouts)
     get_rollout_by_id = _reads(LightningStore.get_rollout_by_id, rollouts.get_rollout_by_id)
     query_attempts = _reads(LightningStore.query_attempts, attempts.query_attempts)
     get_latest_attempt = _reads(LightningStore.get_latest_attempt, attempts.get_latest_attempt)

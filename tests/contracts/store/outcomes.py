@@ -289,6 +289,14 @@ async def test_a_histogram_holds_every_value_whatever_their_range(store: Lightni
     assert (reward.histogram.edges[0], reward.histogram.edges[-1]) == (min(values), max(values))
 
 
+@pytest.mark.parametrize("name", ["rollout_id_in", "rollout_id_contains", "group_id", "replay_from", "colour"])
+async def test_a_summary_refuses_a_filter_that_only_pages_have(store: LightningStore, name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        await store.summarise_rollouts(**{name: "x"})  # pyright: ignore[reportArgumentType]  # the tested error
+    with pytest.raises(TypeError, match="colour"):
+        await store.query_rollouts(colour="x")  # pyright: ignore[reportCallIssue]  # the tested error
+
+
 async def test_what_no_summary_has_is_refused_by_name(store: LightningStore) -> None:
     with pytest.raises(UnknownRun, match="run-9"):
         await store.summarise_rollouts(run_id="run-9")

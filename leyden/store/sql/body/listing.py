@@ -10,19 +10,19 @@ run, the group or the forks. Any other page scans rollouts until it is full, or 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import Any, get_args
+from typing import Any
 
 from leyden.store.sql.body.lookup import run_key
-from leyden.store.sql.body.outcomes import MEASURES, filter_by_outcome
+from leyden.store.sql.body.rollout_filter import MEASURES, RolloutFilter
 from leyden.store.sql.body.statistics import FINAL_STATUSES, count_by_status, count_rollouts
 from leyden.store.sql.pages import Filters, order_and_limit, total_of, within_reach
 from leyden.store.sql.rows import SEQ, rollout_from
 from leyden.store.sql.transaction import Row, Transaction
-from leyden.types import FilterLogic, Measure, PaginatedResult, Range, Rollout, RolloutMode, RolloutStatus, SortOrder
+from leyden.types import PaginatedResult, Rollout, SortOrder
 
 _NEVER_NULL = {name: f"r.{name}" for name in ("rollout_id", "start_time", "status")}
 _SORTABLE = _NEVER_NULL | {name: f"r.{name}" for name in ("end_time", "mode", "resources_id", "failure", *MEASURES)}
@@ -30,20 +30,8 @@ _SORTABLE = _NEVER_NULL | {name: f"r.{name}" for name in ("end_time", "mode", "r
 
 def query_rollouts(
     tx: Transaction,
+    matching: RolloutFilter,
     *,
-    status_in: Sequence[RolloutStatus] | None = None,
-    rollout_id_in: Sequence[str] | None = None,
-    rollout_id_contains: str | None = None,
-    mode_in: Sequence[RolloutMode] | None = None,
-    run_id: str | None = None,
-    group_id: str | None = None,
-    replay_from: str | None = None,
-    arm_in: Sequence[str] | None = None,
-    resources_id: str | None = None,
-    resources_version: int | None = None,
-    failure_in: Sequence[str] | None = None,
-    between: Mapping[Measure, Range] | None = None,
-    filter_logic: FilterLogic = "and",
     sort_by: str | None = None,
     sort_order: SortOrder = "asc",
     limit: int = -1,
@@ -54,34 +42,20 @@ def query_rollouts(
     the kept counts give it.
     """
     order = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["r.seq"], never_null=_NEVER_NULL)
-    others = Filters(filter_logic)
-    others.among("r.rollout_id", rollout_id_in)
-    others.contains("r.rollout_id", rollout_id_contains)
-    others.among("r.mode", mode_in, get_args(RolloutMode))
-    filter_by_outcome(
-        others,
-        arm_in=arm_in,
-        resources_id=resources_id,
-        resources_version=resources_version,
-        failure_in=failure_in,
-        between=between,
-    )
-    filters = Filters(filter_logic, list(others.conditions), others.parameters)
-    filters.among("r.status", status_in, get_args(RolloutStatus))
+    others, filters = matching.conditions()
     tx.expect(None)  # perhaps many rows
-    if (
-        group_id is None
-        and replay_from is None
-        and (sort_by in MEASURES or ((failure_in or between) and filter_logic == "and"))
-    ):
-        return _page_of_finished(tx, run_id, filters, sort_by, sort_order, limit, offset)
-    if run_id is not None or group_id is not None or replay_from is not None:
-        return _page_of_part(tx, run_id, group_id, replay_from, filters, order, limit, offset)
+    in_part = matching.group_id is not None or matching.replay_from is not None
+    by_outcome = (matching.failure_in or matching.between) and matching.filter_logic == "and"
+    if not in_part and (sort_by in MEASURES or by_outcome):
+        return _page_of_finished(tx, matching.run_id, filters, sort_by, sort_order, limit, offset)
+    if in_part or matching.run_id is not None:
+        return _page_of_part(tx, matching, filters, order, limit, offset)
+    status_in = matching.status_in
     where, parameters = filters.sql(), filters.parameters
-    by_index = rollout_id_in is None and sort_by in (None, "start_time", "end_time")
+    by_index = matching.rollout_id_in is None and sort_by in (None, "start_time", "end_time")
     if limit == -1:
         rows = tx.page("select_rollouts", where + order, parameters)
-    elif by_index and (status_in is None or filter_logic == "and" or not others.conditions):
+    elif by_index and (status_in is None or matching.filter_logic == "and" or not others.conditions):
         statuses = None if status_in is None else list(dict.fromkeys(status_in))
         rows = _at(tx, _Slices(tx, others, sort_order, offset + limit).in_order(sort_by, statuses)[offset:])
     else:
@@ -99,19 +73,13 @@ def query_rollouts(
 
 
 def _page_of_part(
-    tx: Transaction,
-    run_id: str | None,
-    group_id: str | None,
-    replay_from: str | None,
-    filters: Filters,
-    order: str,
-    limit: int,
-    offset: int,
+    tx: Transaction, matching: RolloutFilter, filters: Filters, order: str, limit: int, offset: int
 ) -> PaginatedResult[Rollout]:
     """Return a page of the rollouts that belong to a run, belong to a group and repeat one rollout, as far as these are
     given.
     """
-    run = None if run_id is None else run_key(tx, run_id)
+    group_id, replay_from = matching.group_id, matching.replay_from
+    run = None if matching.run_id is None else run_key(tx, matching.run_id)
     parameters = filters.parameters | {"run": run, "group_id": group_id, "replay_from": replay_from}
     of_run = [] if run is None else ["r.run = :run"]
     of_group = [] if group_id is None else ["r.group_id = :group_id"]

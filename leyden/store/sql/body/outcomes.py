@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
 from leyden._lib.options import check_number
-from leyden.errors import ConfigError
 from leyden.store.sql.body.lookup import run_key
-from leyden.store.sql.pages import Filters
+from leyden.store.sql.body.rollout_filter import RolloutFilter, check_measure
 from leyden.store.sql.transaction import SpanTarget, Transaction
 from leyden.types import (
     ROLLOUT_FINISHED,
     Attempt,
-    FilterLogic,
     Histogram,
     Measure,
     MeasureSummary,
-    Range,
-    RolloutMode,
-    RolloutStatus,
     RolloutSummary,
     Span,
     get_reward_value,
@@ -36,7 +30,6 @@ from leyden.types.checks import json_text
 
 NO_OUTCOME = (None, "", 0, 0, None, None)
 """The outcome columns of an attempt that has just begun, in the order of `attempt_columns`."""
-MEASURES: tuple[Measure, ...] = get_args(Measure)
 _RECORDED_CALLS = frozenset({semconv.MODEL_CALL, semconv.EMBEDDINGS})
 """The names of spans that the gateway records for calls."""
 _MOST_TOKENS = 2**53
@@ -94,58 +87,8 @@ def failure_of(attempt: Attempt) -> str:
     return kind if isinstance(kind, str) and 0 < len(kind) <= 200 else attempt.status
 
 
-def filter_by_outcome(
-    filters: Filters,
-    *,
-    arm_in: Sequence[str] | None,
-    resources_id: str | None,
-    resources_version: int | None,
-    failure_in: Sequence[str] | None,
-    between: Mapping[Measure, Range] | None,
-) -> None:
-    """Add the conditions on outcomes of `query_rollouts` and `summarise_rollouts`.
-
-    between: `[start, before)` of each measure. None is an open end; two of them keep every rollout that has the
-        measure.
-    Raise ConfigError for an unknown measure and for NaN.
-    """
-    filters.among("r.arm", arm_in)
-    filters.equal("r.resources_id", resources_id)
-    filters.equal("r.resources_version", resources_version)
-    filters.among("r.failure", failure_in)
-    for measure, ends in (between or {}).items():
-        check_measure("between", measure)
-        column, parts, values = f"r.{measure}", list[str](), list[float]()
-        for sign, end in zip((">=", "<"), ends, strict=True):
-            if end is None:
-                continue
-            if math.isnan(end):
-                raise ConfigError(f"between: the range {ends!r} of {measure!r} holds nothing; give numbers, or None")
-            parts.append(f"{column} {sign} {{}}")
-            values.append(end)
-        filters.condition(f"({' AND '.join(parts or [f'{column} IS NOT NULL'])})", *values)
-
-
-def check_measure(parameter: str, measure: str) -> None:
-    """Raise ConfigError unless the measure exists."""
-    if measure not in MEASURES:
-        raise ConfigError(f"{parameter}: no measure {measure!r}; there are {', '.join(MEASURES)}")
-
-
 def summarise_rollouts(
-    tx: Transaction,
-    *,
-    status_in: Sequence[RolloutStatus] | None = None,
-    mode_in: Sequence[RolloutMode] | None = None,
-    run_id: str | None = None,
-    arm_in: Sequence[str] | None = None,
-    resources_id: str | None = None,
-    resources_version: int | None = None,
-    failure_in: Sequence[str] | None = None,
-    between: Mapping[Measure, Range] | None = None,
-    filter_logic: FilterLogic = "and",
-    measures: Sequence[Measure] = ("reward",),
-    bins: int = 20,
+    tx: Transaction, matching: RolloutFilter, *, measures: Sequence[Measure] = ("reward",), bins: int = 20
 ) -> RolloutSummary:
     """Count finished rollouts by status and failure, and summarise each measure with a histogram.
 
@@ -154,23 +97,13 @@ def summarise_rollouts(
     check_number("bins", bins, at_least=1, at_most=_MOST_BINS, whole=True)
     for measure in measures:
         check_measure("measures", measure)
-    filters = Filters(filter_logic)
-    filters.among("r.status", status_in, get_args(RolloutStatus))
-    filters.among("r.mode", mode_in, get_args(RolloutMode))
-    filter_by_outcome(
-        filters,
-        arm_in=arm_in,
-        resources_id=resources_id,
-        resources_version=resources_version,
-        failure_in=failure_in,
-        between=between,
-    )
+    _, filters = matching.conditions()
     tx.expect(None)  # perhaps many rows
     always: list[str] = []
     parameters = filters.parameters
-    if run_id is not None:
+    if matching.run_id is not None:
         always.append("r.run = :run")
-        parameters["run"] = run_key(tx, run_id)
+        parameters["run"] = run_key(tx, matching.run_id)
     where = filters.sql(*always, begins="AND")
     summary = RolloutSummary(finished=0)
     for measure in measures or (None,):
