@@ -155,7 +155,9 @@ def _short_iterations(kind: FiniteEnvType) -> Sample:
         episode_per_iter=N_ENVS,
         update_kwargs={"batch_size": N_ENVS * SHORT_LENGTH, "repeat": 1},
     )
-    trainer = Trainer(max_iters=1 + SHORT_ITERATIONS, callbacks=[ends], finite_env_type=kind, concurrency=N_ENVS)
+    trainer = Trainer(
+        max_iters=1 + SHORT_ITERATIONS, callbacks=[ends], finite_env_type=kind, concurrency=N_ENVS, progress=False
+    )
     cpu = cpu_seconds()
     trainer.fit(vessel)
     return Sample(value=(ends.times[-1] - ends.times[0]) / SHORT_ITERATIONS, cpu_s=cpu_seconds() - cpu)

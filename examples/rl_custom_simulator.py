@@ -9,7 +9,6 @@ import numpy as np
 from gymnasium import spaces
 
 from leyden.rl import PPO, ActionInterpreter, Reward, Simulator, StateInterpreter, Trainer, TrainingVessel
-from leyden.training import ConsoleWriter
 
 WANTED = 20.0
 
@@ -61,9 +60,7 @@ def main(max_iters: int = 30) -> Trainer:
         train_initial_states=outside[:150], val_initial_states=outside[150:], episode_per_iter=20,
         update_kwargs={"batch_size": 240, "repeat": 4},
     )  # fmt: skip
-    trainer = Trainer(
-        max_iters=max_iters, val_every_n_iters=5, loggers=ConsoleWriter(), finite_env_type="dummy", concurrency=4
-    )
+    trainer = Trainer(max_iters=max_iters, val_every_n_iters=5, finite_env_type="dummy", concurrency=4)
     trainer.fit(vessel)
     return trainer
 

@@ -140,7 +140,7 @@ def leyden(task: Task, seed: int):
         update_kwargs={"batch_size": task.batch, "repeat": EPOCHS},
         seed=seed,
     )
-    trainer = Trainer(max_iters=1000, val_every_n_iters=1, finite_env_type="dummy", concurrency=ENVS)
+    trainer = Trainer(max_iters=1000, val_every_n_iters=1, finite_env_type="dummy", concurrency=ENVS, progress=False)
     trainer.fit(vessel)
     return curve, vessel.cpu_s
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from typing import Any
 
 from leyden._lib.aio import Latch
 from leyden._lib.exhaustion import warn_if_exhausted
-from leyden._lib.formatting import printable_on
 from leyden._lib.host.listening import is_loopback
 from leyden._lib.logs import log_for_files, notice
 from leyden._lib.text import describe_error, error_line
@@ -45,7 +43,7 @@ from leyden.trainer.run_store import RunStore
 from leyden.training import Callback, LogWriter, ProgressBar
 from leyden.training.rng import capture_rng, restore_rng
 from leyden.training.runs import RunSummary
-from leyden.training.runs.display import closing_summary, first_line
+from leyden.training.runs.display import closing_summary, first_line, show
 from leyden.training.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
 from leyden.training.runs.opening import begin_run, new_manifest
 from leyden.training.runs.recorder import RunRecorder
@@ -132,7 +130,7 @@ class Fit:
                     await recorder.open()
                     nothing_started = False
                     if self._shows_progress:
-                        _show(first_line(self._run, self._manifest.record.config))
+                        show(first_line(self._run, self._manifest.record.config))
                     self._run = replace(self._run, recorder=recorder)
                     summary = await self._work(algorithm)
                 except asyncio.CancelledError:
@@ -181,7 +179,7 @@ class Fit:
         is_shown = algorithm is not None and algorithm.result_is_shown
         logger.log(logging.DEBUG if progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
         if progress and not is_shown:
-            _show(closing_summary(summary))
+            show(closing_summary(summary))
         elif summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
         elif summary.failures and not is_shown:
@@ -507,12 +505,3 @@ async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool
 def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
     token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
     return LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
-
-
-def _show(text: str) -> None:
-    """Write text to standard error. Errors of a closed or missing stream are ignored, because they must not end the
-    run.
-    """
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{printable_on(sys.stderr, text)}\n")
-        sys.stderr.flush()

@@ -1,5 +1,7 @@
-"""Keep a program's output above a display, such as a progress bar, at the bottom of the terminal.
+"""`Terminal`: lines at the bottom of a terminal that are redrawn in place, with the program's output above them.
 
+rich draws them. Its own redirection would send a standard output that goes to a file to the terminal, break lines at
+the terminal's width, take brackets for markup, and miss log handlers that hold the stream; `printing_above` does not.
 The output of a child process that writes to the terminal itself is not covered.
 """
 
@@ -9,12 +11,52 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
+
+from leyden._lib.formatting import harmless
+
+if TYPE_CHECKING:
+    from leyden.training.progress_bar import Line, RunProgress
+
+_REFRESHES_PER_SECOND = 4
+
+
+class Terminal:
+    """Shows the lines of a state at the bottom of a terminal, until `close` leaves the last ones there."""
+
+    def __init__(self, state: RunProgress, stream: TextIO) -> None:
+        self.state = state
+        self._console = Console(file=stream)
+        self._stack = ExitStack()
+        self._stack.enter_context(
+            Live(
+                get_renderable=lambda: Group(*map(self._drawn, self.state.lines(self._console.width))),
+                console=self._console,
+                refresh_per_second=_REFRESHES_PER_SECOND,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+        )
+        self._stack.enter_context(printing_above(self._console))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _drawn(self, line: Line) -> Text:
+        text = Text(harmless(line.label), no_wrap=True, overflow="crop")
+        if line.fraction is not None and line.bar:
+            full = round(line.bar * min(1.0, max(0.0, line.fraction)))
+            stroke = "━" if self._console.encoding.startswith("utf") else "-"
+            text.append(" ")
+            text.append(stroke * full, style="bar.finished" if line.fraction >= 1.0 else "bar.complete")
+            text.append((stroke if self._console.color_system else " ") * (line.bar - full), style="bar.back")
+        return text.append(f"  {harmless(line.text)}" if line.text else "")
 
 
 class _Above(io.TextIOBase):
@@ -88,57 +130,37 @@ def printing_above(console: Console) -> Generator[None]:
     """Let everything that this process writes to the terminal appear above the display.
 
     Covered are `sys.stdout`, `sys.stderr` and the log handlers that write to one of them. Output to a file or a pipe
-    goes there as before.
+    goes there as before. The displays of two runs may end in any order.
     """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    above = {name: _Above(stream, console) for name, stream in before.items() if is_terminal(stream)}
-    for name, stream in above.items():
-        setattr(sys, name, stream)
+    above = {name: _Above(stream, console) for name, stream in before.items() if can_redraw(stream)}
+    originals = [stream.stream for stream in above.values() if not isinstance(stream.stream, _Above)]
+    originals += [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None and above]
     with ExitStack() as stack:
         for name, stream in above.items():
+            setattr(sys, name, stream)
             stack.callback(_give_back, name, stream)
-        originals = [stream.stream for stream in above.values() if not isinstance(stream.stream, _Above)]
-        originals += [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None]
-        loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-        for handler in [each for logger in loggers if isinstance(logger, logging.Logger) for each in logger.handlers]:
-            _move(handler, originals, next(iter(above.values()), None), stack)
+        for logger in [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]:
+            for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+                rich_console = getattr(handler, "console", None)  # of rich's handler
+                holder, name = (handler, "stream") if rich_console is None else (rich_console, "file")
+                stream = getattr(holder, name, None)
+                if any(stream is original for original in originals) and can_redraw(stream):
+                    setattr(holder, name, next(iter(above.values())))
+                    stack.callback(setattr, holder, name, stream)
         yield
 
 
 def _give_back(name: str, stand_in: _Above) -> None:
+    """Let `sys` have the first stream whose display is still there, or else the real one."""
     stand_in.finish()
-    setattr(sys, name, _still_there(getattr(sys, name)))
-
-
-def _still_there(stream: Any) -> Any:
-    """Return the first stream behind this one whose display is still there, or the real stream.
-
-    The displays of two runs may end in any order, so more than one may be gone.
-    """
+    stream: Any = getattr(sys, name)
     while isinstance(stream, _Above) and stream.is_over:
         stream = stream.stream
-    return stream
+    setattr(sys, name, stream)
 
 
-def _move(handler: logging.Handler, originals: Sequence[Any], above: _Above | None, stack: ExitStack) -> None:
-    """Let a handler that holds one of the `originals` write to `above` until `stack` closes."""
-    if above is None:
-        return
-    if isinstance(handler, logging.StreamHandler):
-        writer = cast("logging.StreamHandler[Any]", handler)
-        stream = writer.stream
-        if any(stream is original for original in originals) and is_terminal(stream):
-            writer.setStream(above)
-            stack.callback(writer.setStream, stream)
-    elif isinstance(console := getattr(handler, "console", None), Console) and any(
-        console.file is original for original in originals
-    ):
-        # rich's handler
-        stack.callback(setattr, console, "file", console.file)
-        console.file = cast(TextIO, above)
-
-
-def is_terminal(stream: Any) -> bool:
+def can_redraw(stream: Any) -> bool:
     """Return whether the stream is a terminal on which lines can be redrawn."""
     if stream is None or not stream.isatty():
         return False

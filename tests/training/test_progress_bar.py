@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leyden.training import Progress, ProgressBar, TrainLoop
-from leyden.training.progress_bar import showing_setup
-from leyden.training.progress_display import Line, fitted
+from leyden.training import Progress, ProgressBar, Stage, TrainLoop
+from leyden.training.progress_bar import Line, fitted, showing_setup
+from leyden.training.runs.reported_loop import ReportedLoop
 from leyden.training.terminal import printing_above
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,37 @@ def test_off_a_terminal_an_iteration_is_one_plain_line(monkeypatch: pytest.Monke
     assert re.fullmatch(r"iteration 1/3 .* games/s  \S+ tokens/s  0:00 left", lines[0])
     assert "reward 1.5  val/reward 12,345" in lines[1]
     assert lines[2].startswith("iteration 3/3") and "left" not in lines[2]
+    assert ["val/reward" in line for line in lines] == [False, True, False], "a value stands where it was measured"
     assert all(character.isprintable() for line in lines for character in line)
+
+
+def test_a_validation_before_the_first_iteration_has_a_line() -> None:
+    stream = io.StringIO()
+    run(ProgressBar(stream=stream), max_iters=2, validate_first=True)
+    first, *rest = stream.getvalue().splitlines()
+    assert first.startswith("iteration 0/2  val/reward 12,345")
+    assert [line.split()[1] for line in rest] == ["1/2", "2/2"] and "val/" not in "".join(rest)
+    stream = io.StringIO()
+    run(ProgressBar(stream=stream), max_iters=0, validate_first=True)
+    assert stream.getvalue().startswith("iteration 0/0  val/reward 12,345")
+
+
+def test_reported_stages_have_their_values_on_their_own_lines() -> None:
+    stream = io.StringIO()
+    loop = ReportedLoop(started_at=time.monotonic(), callbacks=[ProgressBar(stream=stream)])
+    loop.begin()
+    stages: list[tuple[Stage, int]] = [("val", 0), ("train", 1), ("train", 2), ("val", 2), ("train", 3)]
+    for stage, iteration in stages:
+        loop.report({"reward": iteration + 0.5}, stage=stage, iteration=iteration)
+    loop.end()
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "iteration 0  val/reward 0.5",
+        "iteration 1  reward 1.5",
+        "iteration 2  reward 2.5",
+        "iteration 2  reward 2.5  val/reward 2.5",
+        "iteration 3  reward 3.5",
+    ]
 
 
 class Slow:

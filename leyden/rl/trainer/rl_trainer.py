@@ -19,7 +19,7 @@ from typing import Any, ClassVar, cast
 
 from leyden._lib.components import accepts
 from leyden._lib.host.child import exit_if_starting
-from leyden._lib.options import check_number
+from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.factory import env_kind
@@ -42,7 +42,7 @@ from leyden.training import (
 from leyden.training.metrics import MetricValue, Stage, clean_metrics
 from leyden.training.rng import restore_rng
 from leyden.training.runs.folder import MANIFEST
-from leyden.training.runs.folder_loop import FolderCallback, FolderWriter, recording
+from leyden.training.runs.folder_loop import FolderCallback, FolderWriter, recording, showing
 from leyden.training.runs.opening import begin_run
 from leyden.training.runs.recording import FolderRecorder
 from leyden.training.runs.run_description import describe, describe_dataset, describe_program, import_path
@@ -63,6 +63,7 @@ class Trainer(TrainLoop):
     fast_dev_run: use only this many initial states in every stage, for a quick test that everything fits together;
         None: all.
     env_options: further options of `vectorize_env`.
+    progress: whether `fit` writes a first line, a progress bar and a closing summary to standard error.
     run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`, `failures.jsonl` and
         `run.log`; `leyden.training.runs.open_run` reads it. None: nothing is recorded.
 
@@ -85,14 +86,17 @@ class Trainer(TrainLoop):
         fast_dev_run: int | None = None,
         env_options: Mapping[str, Any] | None = None,
         run_dir: str | Path | None = None,
+        progress: bool = True,
     ) -> None:
         check_number("fast_dev_run", fast_dev_run, at_least=1, whole=True, or_none="all initial states")
         check_number("concurrency", concurrency, at_least=1, whole=True)
+        check_flag("progress", progress)
         self.finite_env_type: FiniteEnvType = finite_env_type
         self.concurrency = concurrency
         self.fast_dev_run = fast_dev_run
         self.env_options = dict(env_options or {})
         self.run_dir = None if run_dir is None else Path(run_dir)
+        self.shows_progress = progress
         self._recorded: tuple[FolderWriter, FolderCallback] | None = None
         """The writer and the callback that record the newest fit."""
         self._interrupted = False
@@ -208,10 +212,33 @@ class Trainer(TrainLoop):
         self._has_record = True
         folder = self._record(vessel, resume=resume)
         self._interrupted = False
-        with contextlib.nullcontext() if folder is None else recording(folder), graceful_interrupts(self._interrupt):
+        with contextlib.ExitStack() as stack:
+            if self.shows_progress:
+                stack.enter_context(self._showing(vessel, folder))
+            if folder is not None:
+                stack.enter_context(recording(folder))
+            stack.enter_context(graceful_interrupts(self._interrupt))
             self.run(cast(Any, vessel), resume=start)
             if folder is not None and self._interrupted:
                 folder.close("stopped", "interrupted")
+
+    def _showing(self, vessel: TrainingVesselBase[Any], folder: FolderRecorder | None) -> AbstractContextManager[None]:
+        if folder is not None:
+            config = folder.manifest.record.config
+        else:  # what the first line shows, without reading all data for their digest
+            states: Any = getattr(vessel, "train_initial_states", None)
+            options = {"episode_per_iter": getattr(vessel, "episode_per_iter", None)}
+            config = {
+                "algorithm": {"name": import_path(type(vessel.policy)), "options": options},
+                "data": {"train": {"length": len(states) if hasattr(states, "__len__") else None}},
+            }
+        return showing(
+            self,
+            config,
+            None if folder is None else folder.directory,
+            unit="episodes",
+            stopped=lambda: "interrupted" if self._interrupted else None,
+        )
 
     def _newest_checkpoint(self) -> Resumable | None:
         """Return the newest checkpoint of the run in `run_dir`; None if it has none yet.

@@ -1,10 +1,11 @@
 """A run in words and a small curve: its first line, and the summary at its end.
 
-Pure functions from data to text or HTML. They print nothing, and know no trainer.
+Pure functions from data to text or HTML, which know no trainer, and `show`, which prints a text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -15,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from leyden._lib.formatting import duration, figure, one_line, shortened
+from leyden._lib.formatting import duration, figure, one_line, printable_on, shortened
 from leyden._lib.text import text_of
 from leyden.training.runs.chart import share, sparkline
 
@@ -43,6 +44,15 @@ def _terminal_width() -> int:
         return _WIDTH
 
 
+def show(text: str) -> None:
+    """Write a text to standard error. Errors of a closed or missing stream are ignored, because they must not end the
+    run.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{printable_on(sys.stderr, text)}\n")
+        sys.stderr.flush()
+
+
 # ---- the first line ------------------------------------------------------------------------------
 
 
@@ -57,13 +67,15 @@ def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None)
     """
     width = width or _terminal_width()
     algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
+    options = _mapping(algorithm.get("options"))
     name = "run" if run.directory is None else f"run {run.directory.name}"
+    tasks = _tasks(config, options)
     learner = str(algorithm.get("name") or "").rpartition(".")[2]
     policy = Path(str(model.get("name") or "")).name
     parts = [  # each with its shorter forms, the longest first
         [name],
         [f"{learner} on {policy}{_weights(model)}", f"{learner} on {policy}", learner] if policy else [learner],
-        [", ".join([_tasks(config), *_sampling(algorithm)]), _tasks(config)],
+        [", ".join([tasks, *_sampling(options)]), tasks],
     ]
     line = ""
     for choices in parts:
@@ -85,14 +97,16 @@ def _weights(model: Mapping[str, Any]) -> str:
     return f" ({figure(n / 10**9, 3)}B weights)"
 
 
-def _tasks(config: Mapping[str, Any]) -> str:
+def _tasks(config: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     length = _mapping(_mapping(config.get("data")).get("train")).get("length")
-    return f"{length:,} tasks" if isinstance(length, int) else ""
+    noun = "initial states" if "episode_per_iter" in options else "tasks"
+    return f"{length:,} {noun}" if isinstance(length, int) else ""
 
 
-def _sampling(algorithm: Mapping[str, Any]) -> list[str]:
-    options = _mapping(algorithm.get("options"))
+def _sampling(options: Mapping[str, Any]) -> list[str]:
     tasks, rollouts = options.get("tasks_per_step"), options.get("rollouts_per_task")
+    if episodes := options.get("episode_per_iter"):
+        return [f"{episodes:,} episodes an iteration"]
     return [f"{tasks} x {rollouts} rollouts a step"] if tasks and rollouts else []
 
 
@@ -116,13 +130,13 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     lines: list[str] = []
     if summary.seconds:
         lines.append(f"{_state(summary)} in {duration(summary.seconds)}")
-    lines.append(f"rollouts: {_rollouts(summary)}")
+    lines.append(": ".join(_counts(summary)))
     for reason in _failures(summary):
         lines += textwrap.wrap(
             reason, max(20, width), initial_indent="  ", subsequent_indent="    ", break_long_words=False
         )
     if summary.reward is not None and not _result_has_reward(summary):
-        lines.append(f"reward: {_reward(summary.reward)}")
+        lines += textwrap.wrap(f"reward: {_reward(summary.reward)}", max(20, width), subsequent_indent="  ")
         if len(summary.reward.values) > 1:
             lines.append(f"  {sparkline(summary.reward.values, min(_CURVE_COLUMNS, width - 2))}")
     if validation := _validation(summary):
@@ -149,7 +163,7 @@ def summary_html(summary: RunSummary) -> str:
     rows: list[tuple[str, str]] = []
     if summary.seconds:
         rows.append(("status", f"{_state(summary)} in {duration(summary.seconds)}"))
-    rows.append(("rollouts", _rollouts(summary)))
+    rows.append(_counts(summary))
     rows += [("", reason) for reason in _failures(summary)]
     if summary.reward is not None and not _result_has_reward(summary):
         rows.append(("reward", _reward(summary.reward)))
@@ -181,9 +195,15 @@ def rollout_counts(by_status: Mapping[str, int], reflection_calls: int) -> str:
     return "; ".join(filter(None, (counts, calls)))
 
 
-def _rollouts(summary: RunSummary) -> str:
+def _counts(summary: RunSummary) -> tuple[str, str]:
+    """Return what the run counts, rollouts or a simulator's episodes, and how many there were."""
+    episodes, steps = (summary.metrics.get(name) for name in ("total_episodes", "total_steps"))
+    if not any(summary.rollouts.values()) and isinstance(episodes, int) and isinstance(steps, int):
+        return "episodes", f"{episodes:,} with {steps:,} steps"
     counts = rollout_counts(summary.rollouts, summary.reflection_calls) or "none"
-    return counts + (f"; and {summary.forgotten:,} that retention has forgotten" if summary.forgotten else "")
+    return "rollouts", counts + (
+        f"; and {summary.forgotten:,} that retention has forgotten" if summary.forgotten else ""
+    )
 
 
 def _failures(summary: RunSummary) -> list[str]:

@@ -1,16 +1,23 @@
-"""Record a training loop in a run's folder, for loops that have no event loop and no store."""
+"""Show a training loop, and record it in a run's folder, for loops that have no event loop and no store."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 from leyden._lib.text import error_line
-from leyden.training import Callback, LogLevel, LogWriter, MetricsRow, TrainLoop, Vessel
+from leyden.training import Callback, LogLevel, LogWriter, MetricsRow, ProgressBar, TrainLoop, Vessel
 from leyden.training.metrics import Row
+from leyden.training.runs.display import closing_summary, first_line, show
 from leyden.training.runs.folder import METRICS
+from leyden.training.runs.recorded_runs import read_rows
 from leyden.training.runs.recording import FolderRecorder
+from leyden.training.runs.run import Run
+from leyden.training.runs.run_metrics import metrics_of
+from leyden.training.runs.summary import RunSummary
 
 
 class FolderWriter(LogWriter):
@@ -64,3 +71,61 @@ def recording(folder: FolderRecorder) -> Generator[None]:
         raise
     finally:
         folder.close("succeeded")
+
+
+class KeptRows(Callback):
+    """Keeps the rows of a loop without a folder, for its summary. It costs a simulator's steps nothing, as a writer
+    would.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[MetricsRow] = []
+
+    def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
+        if loop.last_row is not None:
+            self.rows.append(loop.last_row)
+
+    on_validate_end = on_train_end
+
+
+@contextlib.contextmanager
+def showing(
+    loop: TrainLoop,
+    config: Mapping[str, Any],
+    directory: Path | None,
+    *,
+    unit: str,
+    stopped: Callable[[], str | None],
+) -> Generator[None]:
+    """Show the run of a loop on standard error: a first line, its progress, and after the block a summary.
+
+    A progress bar is added unless one of the loop's callbacks is one. After an error there is no summary.
+
+    config: the run's configuration, as in `run.json`, with at least the algorithm and the data.
+    directory: the run's; None for a run without one.
+    unit: what the loop reports as its progress.
+    stopped: returns after the block why the run ended early; None if it did not.
+    """
+    show(first_line(Run("", directory), config))
+    started, kept = time.monotonic(), KeptRows()
+    callbacks = loop.callbacks
+    added: list[Callback] = [kept]
+    if not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        added.append(bar := ProgressBar(unit=unit))
+        callbacks.insert(sum(callback.runs_last <= bar.runs_last for callback in callbacks), bar)
+    callbacks.append(kept)  # last, because other callbacks may add to the rows
+    try:
+        yield
+    finally:
+        for callback in added:
+            callbacks.remove(callback)
+    metrics = metrics_of(kept.rows if directory is None else read_rows(directory / METRICS))
+    summary = RunSummary(
+        directory,
+        stopped=stopped(),
+        reward=metrics.reward,
+        val_reward=metrics.val_reward,
+        metrics=metrics.metrics,
+        seconds=time.monotonic() - started,
+    )
+    show(closing_summary(summary))

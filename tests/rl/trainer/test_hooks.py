@@ -62,7 +62,8 @@ def test_a_callback_reaches_all_that_the_trainer_and_the_vessel_have(tmp_path: P
         )
 
     writer, callback = CsvWriter(tmp_path / "a.csv"), At("on_train_end", look)
-    trainer, vessel = trainer_of(max_iters=1, loggers=writer, callbacks=[callback]), vessel_of()
+    trainer = trainer_of(max_iters=1, loggers=writer, callbacks=[callback], progress=False)
+    vessel = vessel_of()
     trainer.fit(vessel)
     assert seen["policy"] is vessel.policy and seen["states"] is vessel.train_initial_states
     assert (seen["loggers"], seen["callbacks"]) == (["csvwriter:a.csv", "logbuffer"], ["at"])

@@ -153,6 +153,7 @@ def train_orders(
         finite_env_type=config.env.parallel_mode,
         concurrency=config.env.concurrency,
         run_dir=run_dir,
+        progress=False,  # the caller shows the run
     )
     trainer.fit(vessel, resume=resume)
     early = (

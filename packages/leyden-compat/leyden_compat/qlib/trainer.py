@@ -94,6 +94,7 @@ class Trainer(native.Trainer):
     def __init__(self, *, finite_env_type: str = "subproc", **options: Any) -> None:
         given: Mapping[str, Any] = options.pop("env_options", None) or {}
         env_options = {**worker_options(finite_env_type), **given}
+        options.setdefault("progress", False)  # Qlib's prints nothing itself
         super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
 
     def named_callbacks(self) -> dict[str, Any]:
