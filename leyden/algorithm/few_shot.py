@@ -47,7 +47,6 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
     async def few_shot(
         *, evaluator: Evaluator, store: Any, initial_resources: Any, train_dataset: Any, val_dataset: Any
     ) -> PromptResult:
-        """Choose demonstrations by successive halving on a growing part of the validation set."""
         resources, train, val = dict(initial_resources or {}), list(train_dataset or ()), list(val_dataset or ())
         if not train or not val:
             raise ConfigError("FewShot needs a train_dataset and a val_dataset, each with at least one task")
@@ -93,7 +92,6 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
 
 
 def _demonstration(score: Score, tasks: Sequence[Any]) -> str | None:
-    """Return a task and the model's last answer as text for a template; None without an answer."""
     calls = [each for each in model_calls(score.result.spans if score.result else []) if each.output_messages]
     if score.failed or not calls or calls[-1].failed:
         return None
