@@ -12,7 +12,7 @@ and promote it or roll it back.
 - `gate`: the offline check of a candidate.
 - `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 
-The tests behind the verdict are in `leyden.statistics`; docs/releases.md has the mathematics.
+The tests behind the verdict are in `leyden.statistics`; docs/concepts/release-test.md has the mathematics.
 """
 
 from leyden.serving.continual.decision_metrics import COST, FAILURE, LATENCY, REWARD, Bounded, Exceeds, Metric, Ranked
