@@ -8,7 +8,7 @@ counterpart raises `Untranslatable`, which names the field. Unknown fields are k
 - `dialect`: the class `Dialect`, and the protocols of its parts;
 - `all_dialects`: the table of all dialects;
 - `openai`: chat, completions and embeddings;
-- `passage`: one call between a client of one dialect and a server of another;
+- `translation`: one call between a client of one dialect and a server of another;
 - `chat_dialect`: request token ids and log-probabilities, hide them from clients, assemble streams;
 - `chat_reader`: answers and chunks of chat servers, read into one form;
 - `ordering`: tool calls of a stream, one after the other;
@@ -39,8 +39,8 @@ from leyden.dialects.encoding import sse_event as sse_event
 from leyden.dialects.messages import anthropic_error as anthropic_error
 from leyden.dialects.openai import CHAT as CHAT
 from leyden.dialects.openai import openai_error as openai_error
-from leyden.dialects.passage import Passage as Passage
-from leyden.dialects.passage import PassageStream as PassageStream
 from leyden.dialects.request_checks import WrongType as WrongType
 from leyden.dialects.request_checks import check_types as check_types
 from leyden.dialects.request_checks import parse_request as parse_request
+from leyden.dialects.translation import TranslatedStream as TranslatedStream
+from leyden.dialects.translation import Translation as Translation

@@ -19,11 +19,11 @@ from leyden._lib.json import Json, is_list, is_object
 from leyden.dialects.fields import REASONING, shown
 from leyden.errors import Untranslatable
 
-_MOST_CALLS = 1024
+_MAX_CALLS = 1024
 """The most tool calls in one answer, and the highest index: more come from a broken server, and must not fill the
 memory."""
 _LISTS = ("token_ids", "policy_versions", "prompt_token_ids")
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 """How many different problems `Unread` names."""
 
 
@@ -38,7 +38,7 @@ class Unread:
         """Count one event with these problems; nothing without any."""
         self._n_events += bool(problems)
         for problem in problems:
-            if len(self._named) < _MOST_NAMED:
+            if len(self._named) < _MAX_NAMED:
                 text = str(problem) if isinstance(problem, ValueError) else f"{type(problem).__name__}: {problem}"
                 self._named[text[:200]] = None
 
@@ -357,15 +357,15 @@ class ChatReader:
         if it belongs to none.
         """
         index = self._number(piece.get("index"), f"{where}.index")
-        if index is not None and not 0 <= index < _MOST_CALLS:
+        if index is not None and not 0 <= index < _MAX_CALLS:
             return self._problem(f"{where}.index", f"is {index}; an answer has no such tool call")
         call_id = self._call_id(piece.get("id"), f"{where}.id") or None
         function, whole = self._function(piece.get("function"), f"{where}.function")
         name, arguments = function.get("name") or "", function.get("arguments") or ""
         call = _call_of(calls, index, call_id, legacy=legacy)
         if call is None or call.is_ended_by(call_id, name, arguments, has_index=index is not None):
-            if len(calls) == _MOST_CALLS:
-                return self._problem(where, f"is one of more than {_MOST_CALLS} tool calls")
+            if len(calls) == _MAX_CALLS:
+                return self._problem(where, f"is one of more than {_MAX_CALLS} tool calls")
             call = StreamedCall(len(calls), len(calls) if index is None else index, legacy)
             calls.append(call)
         if arguments and (call.whole or (whole and call.pieces)):

@@ -41,7 +41,7 @@ from leyden.engine.loading import LoadedPolicy
 from leyden.engine.refusal import bad_request, unknown_token
 from leyden.engine.response_objects import Choice, chunk, response
 from leyden.engine.text import Offsets
-from leyden.engine.translation import TRANSLATED, TranslatedSend, read_passage
+from leyden.engine.translation import TRANSLATED, TranslatedSend, read_translation
 from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.errors import LeydenError
 
@@ -130,9 +130,9 @@ class Endpoint:
         elif path in TRANSLATED:
             check_method(scope, "POST")
             body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
-            passage = await parsed(body, lambda body: read_passage(body, TRANSLATED[path]))
-            request = await parsed(passage.body, lambda body: parse_request(body, ChatRequest))
-            await self._complete(request, receive, TranslatedSend(passage, send))
+            translation = await parsed(body, lambda body: read_translation(body, TRANSLATED[path]))
+            request = await parsed(translation.body, lambda body: parse_request(body, ChatRequest))
+            await self._complete(request, receive, TranslatedSend(translation, send))
         elif path == "/v1/models":
             await send_reply(send, dump(dialect_of_client(headers).models_page([self._options.model_name])))
         else:

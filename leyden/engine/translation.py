@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from leyden._lib.host.http import Message, Send, send_reply
-from leyden.dialects import CHAT, DIALECTS, Dialect, Passage, WrongType, check_types, parse_request, split_events
+from leyden.dialects import CHAT, DIALECTS, Dialect, Translation, WrongType, check_types, parse_request, split_events
 from leyden.engine.refusal import bad_request
 from leyden.errors import Untranslatable
 
@@ -20,7 +20,7 @@ TRANSLATED: Final[Mapping[str, Dialect]] = {
 """Dialects by path."""
 
 
-def read_passage(body: bytes, dialect: Dialect) -> Passage:
+def read_translation(body: bytes, dialect: Dialect) -> Translation:
     """Return the translation of a request to chat and of its response back. Raise Refusal, which names the field, for a
     request that chat cannot express.
     """
@@ -32,7 +32,7 @@ def read_passage(body: bytes, dialect: Dialect) -> Passage:
         raise bad_request("'model' must be a string", param="model")
     try:
         check_types(request, dialect.field_types)
-        return Passage(dialect, CHAT, body, request, model=model, record_tokens=False)
+        return Translation(dialect, CHAT, body, request, model=model, record_tokens=False)
     except (WrongType, Untranslatable) as error:
         raise bad_request(str(error), param=error.field) from error
 
@@ -40,10 +40,10 @@ def read_passage(body: bytes, dialect: Dialect) -> Passage:
 class TranslatedSend:
     """Sends the response to a chat request in the dialect of the client."""
 
-    def __init__(self, passage: Passage, send: Send) -> None:
-        self._passage = passage
+    def __init__(self, translation: Translation, send: Send) -> None:
+        self._translation = translation
         self._send = send
-        self._stream = passage.stream() if passage.streams else None
+        self._stream = translation.stream() if translation.streams else None
         self._buffer = bytearray()
 
     async def __call__(self, message: Message) -> None:
@@ -58,7 +58,7 @@ class TranslatedSend:
             await self._send(message)
         elif message["type"] == "http.response.body" and not more:
             try:
-                _, body, _ = self._passage.answer(bytes(self._buffer))
+                _, body, _ = self._translation.answer(bytes(self._buffer))
             except Untranslatable as error:
                 raise bad_request(
                     f"the response cannot be expressed in this API: {error}", param=error.field

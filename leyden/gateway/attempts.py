@@ -42,13 +42,13 @@ _NEWS_SECONDS = 30.0
 """Seconds that one request for the store's news waits."""
 _REST_SECONDS = 0.2
 """The pause between two requests for news, so that a busy store gets at most five a second."""
-_AWAY_SECONDS = 2.0
+_UNAVAILABLE_SECONDS = 2.0
 """The pause between two tries while the store cannot be reached."""
 _PATIENCE_SECONDS = 2.0
 """The seconds for which a call of a known attempt waits for the store to say whether the attempt is over."""
-_LIVE_KEPT = 65_536
+_MAX_LIVE = 65_536
 """The most attempts under way that are kept in memory. The one without a call for the longest time is dropped first."""
-_RECORD_LOOKED_AT = 256
+_MAX_SEARCHED = 256
 """How many of an attempt's newest calls are searched for the highest number.
 
 It exceeds the number of calls that one attempt has under way.
@@ -57,7 +57,7 @@ _CLOCK_SKEW_SECONDS = 1.0
 """Seconds by which the store's clock may be further ahead than was measured."""
 _FIRST_CALL_SECONDS = 10.0
 """Seconds after its beginning within which a live rollout's first call needs no store read."""
-_ENDED_KEPT = 65_536
+_MAX_ENDED = 65_536
 """The most ended attempts in memory. Older ones are looked up in the store."""
 
 
@@ -68,9 +68,8 @@ class Admission:
     call_index: int
     """The number of the call within its attempt, from 0."""
     trace_id: str
-    """The trace of the attempt's calls that bring no trace of their own."""
+    """The trace of the attempt's calls that do not bring one."""
     mode: str | None
-    """The mode of the rollout."""
     sampling_key: str
     """The key from which the seeds of the attempt's calls are derived."""
     replay: CallReplay | None
@@ -81,8 +80,6 @@ class Admission:
 
 @dataclass(slots=True)
 class _Live:
-    """An attempt under way, of any kind of rollout."""
-
     trace_id: str
     calls: int = 0
     """The number of calls that this gateway has numbered."""
@@ -123,7 +120,7 @@ class Attempts:
 
     @property
     def n_ended(self) -> int:
-        """Return the number of ended attempts in memory."""
+        """The number of ended attempts in memory."""
         return len(self._ended)
 
     async def admit(
@@ -143,7 +140,7 @@ class Attempts:
         live = self._live.get(key)
         if live is None:
             live = self._live[key] = _Live(trace_id=trace_id_of(key)) if claim is None else self._begin_live(key, claim)
-            if len(self._live) > _LIVE_KEPT:
+            if len(self._live) > _MAX_LIVE:
                 self._live.popitem(last=False)
                 self._all_met_since = unix_time() + _CLOCK_SKEW_SECONDS  # the dropped one may call again
         else:
@@ -196,7 +193,7 @@ class Attempts:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._check(key, live)
         except TimeoutError:
-            logger.debug("the store does not say whether attempt %r of rollout %r is over; it goes on", key[1], key[0])
+            logger.debug("cannot read the status of attempt %r (rollout %r); continuing", key[1], key[0])
         except Refusal as refusal:
             # A session reports a live rollout to the store while its first call is under way.
             if claim is not None and refusal.status == HTTPStatus.NOT_FOUND:
@@ -217,7 +214,7 @@ class Attempts:
         key = (rollout_id, attempt_id)
         self._ended.setdefault(key, False)
         self._live.pop(key, None)
-        if len(self._ended) > _ENDED_KEPT:
+        if len(self._ended) > _MAX_ENDED:
             self._ended.pop(next(iter(self._ended)), None)
 
     async def follow_news(self, give_up: Callable[[str, str], None]) -> None:
@@ -242,7 +239,7 @@ class Attempts:
             except LeydenError as error:
                 logger.debug("cannot follow the store's news: %s", error)
                 after, missed = None, True
-                await asyncio.sleep(_AWAY_SECONDS)
+                await asyncio.sleep(_UNAVAILABLE_SECONDS)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
         """End an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the store does not know
@@ -349,7 +346,7 @@ class Attempts:
 
     async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
         spans = await self._store.query_spans(
-            rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_RECORD_LOOKED_AT, sort_order="desc"
+            rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_MAX_SEARCHED, sort_order="desc"
         )
         numbers = (span.attributes.get(semconv.CALL_INDEX) for span in spans)
         return max((number + 1 for number in numbers if isinstance(number, int)), default=0)
@@ -375,7 +372,6 @@ def _looking_up(key: AttemptKey) -> Generator[None]:
 
 
 def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
-    """Return the refusal of a call whose attempt has ended."""
     return Refusal(
         410,
         "attempt_ended",
@@ -385,8 +381,7 @@ def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
 
 
 def trace_id_of(key: AttemptKey) -> str:
-    """Return the trace id of an attempt's calls that bring no trace of their own.
-
-    It is derived from the ids, so that one attempt stays in one trace after a restart of the gateway.
+    """Return the trace id of an attempt's calls that do not bring one. It is derived from the ids, so that an attempt
+    stays in one trace after a restart of the gateway.
     """
     return hashlib.sha256("\x1f".join(key).encode()).hexdigest()[:32]

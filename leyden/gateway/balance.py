@@ -19,8 +19,8 @@ from leyden.gateway.upstream import UpstreamModel
 
 FIRST_PAUSE_SECONDS = 1.0
 """How long a server is avoided after its first failure. Each further failure doubles the pause."""
-LONGEST_PAUSE_SECONDS = 30.0
-_STICKY_KEPT = 65_536
+MAX_PAUSE_SECONDS = 30.0
+_MAX_STICKY = 65_536
 """The most attempts whose servers are remembered. The oldest are dropped."""
 
 _Server = tuple[str, str]
@@ -65,7 +65,12 @@ class Balancer:
         if len(servers) == 1:
             return servers[0]
         left = [server for server in servers if server not in but] or list(servers)
-        ready = [server for server in left if self._ready(server)]
+        now = self._clock()
+        ready = [
+            server
+            for server, health in ((server, self._of(server)) for server in left)
+            if not health.failures or (not health.probing and health.left_until <= now)
+        ]
         if not ready:
             return min(left, key=lambda server: self._of(server).left_until)
         own = self._sticky.get(key, {}).get(servers[0].model_name)
@@ -73,7 +78,13 @@ class Balancer:
             if _name(server) == own:
                 return server
         best = min(ready, key=lambda server: (self._of(server).calls, self._of(server).attempts))
-        self._stay(key, best)
+        places = self._sticky.setdefault(key, {})
+        if before := places.get(best.model_name):
+            self._health[before].attempts -= 1
+        places[best.model_name] = _name(best)
+        self._of(best).attempts += 1
+        if len(self._sticky) > _MAX_STICKY:
+            self.end_attempt(next(iter(self._sticky)))
         return best
 
     def begin(self, server: UpstreamModel) -> None:
@@ -95,30 +106,15 @@ class Balancer:
         elif healthy is False:
             pause = FIRST_PAUSE_SECONDS * 2 ** min(health.failures, 10)  # 10: beyond the longest pause already
             health.failures += 1
-            health.left_until = self._clock() + min(pause, LONGEST_PAUSE_SECONDS)
+            health.left_until = self._clock() + min(pause, MAX_PAUSE_SECONDS)
 
     def end_attempt(self, key: AttemptKey) -> None:
         """Drop the assignment of an attempt that is over."""
         for server in self._sticky.pop(key, {}).values():
             self._health[server].attempts -= 1
 
-    def _ready(self, server: UpstreamModel) -> bool:
-        """Return whether a server may get a call: it works, or it is time to try it once more."""
-        health = self._of(server)
-        return not health.failures or (not health.probing and health.left_until <= self._clock())
-
     def _of(self, server: UpstreamModel) -> _Health:
         return self._health.setdefault(_name(server), _Health())
-
-    def _stay(self, key: AttemptKey, server: UpstreamModel) -> None:
-        """Make this server the attempt's own for its model."""
-        places = self._sticky.setdefault(key, {})
-        if before := places.get(server.model_name):
-            self._health[before].attempts -= 1
-        places[server.model_name] = _name(server)
-        self._of(server).attempts += 1
-        if len(self._sticky) > _STICKY_KEPT:
-            self.end_attempt(next(iter(self._sticky)))
 
 
 def _name(server: UpstreamModel) -> _Server:

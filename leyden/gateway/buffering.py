@@ -20,7 +20,7 @@ from leyden.gateway.upstream import UpstreamModel
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 60.0
-LONGEST_PAUSE_SECONDS = 3600.0
+MAX_PAUSE_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Buffering:
             return False
         if self._clock() >= server.stream_again_at:
             server.probing = True
-            # For a probe without a result, as when its client leaves: another one follows later.
+            # If the probe has no result, as when its client leaves, another one follows later.
             server.stream_again_at = self._clock() + _pause_seconds(server.losses)
             return False
         return server.whole_has_ids
@@ -66,7 +66,9 @@ class Buffering:
         """
         key = (model.model_name, model.address)
         server = self._lossy.get(key)
-        if not _can_be_judged(answer):
+        choices = answer.get("choices")
+        has_one = isinstance(choices, list) and len(cast(list[Any], choices)) == 1
+        if not has_one or not isinstance(answer.get("usage"), dict):
             return
         loss = lost_ids(answer)
         if not streamed:
@@ -83,7 +85,7 @@ class Buffering:
                     model.model_name,
                     loss,
                 )
-        elif server.probing:  # streams that began before the pause tell nothing new
+        elif server.probing:  # a stream that began before the pause says nothing about the server now
             server.probing = False
             if loss is not None:
                 self._pause(server)
@@ -114,12 +116,6 @@ def lost_ids(answer: Json) -> str | None:
     return None
 
 
-def _can_be_judged(answer: Json) -> bool:
-    """Return whether `lost_ids` applies: the answer has one choice and a usage."""
-    choices = answer.get("choices")
-    return isinstance(choices, list) and len(cast(list[Any], choices)) == 1 and isinstance(answer.get("usage"), dict)
-
-
 def _pause_seconds(losses: int) -> float:
-    """Return how long answers are requested whole after so many losses: twice as long after each."""
-    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(losses - 1, 20), LONGEST_PAUSE_SECONDS)
+    """Return the seconds for which answers are requested whole after this many losses: twice as long after each."""
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(losses - 1, 20), MAX_PAUSE_SECONDS)

@@ -21,11 +21,12 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import chain, repeat
 from typing import Any, Final, cast
 
 from leyden._lib.host.http import Refusal
 from leyden._lib.json import Json
-from leyden.dialects import DIALECTS, Dialect, Passage, dump
+from leyden.dialects import DIALECTS, Dialect, Translation, dump
 from leyden.errors import UnknownAttempt, UnknownRollout
 from leyden.gateway.asgi import Headers
 from leyden.gateway.record import input_messages
@@ -35,15 +36,8 @@ from leyden.types import ReplayFrom, Span, semconv
 _NOT_COMPARED: Final = frozenset(
     {
         *("model", "stream", "stream_options", "return_token_ids"),
-        *(
-            "messages",
-            "system",
-            "prompt",
-            "input",
-            "instructions",
-            "previous_response_id",
-            "tools",
-        ),  # as messages, tools
+        # as messages and tools
+        *("messages", "system", "prompt", "input", "instructions", "previous_response_id", "tools"),
         *("user", "safety_identifier", "metadata", "store", "service_tier"),
         *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
     }
@@ -136,7 +130,16 @@ async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = 
     spans: Sequence[Span] = ()
     with contextlib.suppress(UnknownRollout, UnknownAttempt):
         spans = await store.query_spans(source.rollout_id, source.attempt_id, name=semconv.MODEL_CALL)
-    calls = sorted((span for span in spans if _can_answer(span)), key=_call_index)
+    calls = sorted(
+        (
+            span
+            for span in spans
+            if span.status.status_code != "ERROR"
+            and semconv.GEN_AI_OUTPUT_MESSAGES in span.attributes
+            and isinstance(span.attributes.get(semconv.CALL_INDEX), int)
+        ),
+        key=_call_index,
+    )
     if not calls and source.n_calls:
         raise Refusal(
             HTTPStatus.NOT_FOUND,
@@ -151,12 +154,6 @@ async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = 
     return CallReplay(left, later=[span for span in calls if _call_index(span) >= source.n_calls])
 
 
-def _can_answer(span: Span) -> bool:
-    said = span.attributes
-    is_answered = span.status.status_code != "ERROR" and semconv.GEN_AI_OUTPUT_MESSAGES in said
-    return is_answered and isinstance(said.get(semconv.CALL_INDEX), int)
-
-
 def _call_index(span: Span) -> int:
     return cast(int, span.attributes[semconv.CALL_INDEX])
 
@@ -166,19 +163,19 @@ def _call_index(span: Span) -> int:
 
 def difference(recorded: Span, request: ComparedRequest) -> str | None:
     """Return in one line how a request differs from a recorded one; None if they are equal."""
-    said = recorded.attributes
     if request.fields.get("logprobs") not in (None, False):
         return "logprobs are requested, and the record does not keep the tokens' texts"
-    if said.get(semconv.GEN_AI_OPERATION) != request.operation:
-        return f"the operation is {request.operation!r}, the record has {said.get(semconv.GEN_AI_OPERATION)!r}"
-    messages = _recorded(recorded, semconv.GEN_AI_INPUT_MESSAGES)
-    if (found := _first_difference("messages", request.messages, messages)) is not None:
-        return found
-    if (
-        found := _first_difference("tools", request.tools, _recorded(recorded, semconv.GEN_AI_TOOL_DEFINITIONS))
-    ) is not None:
-        return found
-    return _first_difference("", request.fields, _recorded(recorded, semconv.REQUEST_FIELDS) or {})
+    operation = recorded.attributes.get(semconv.GEN_AI_OPERATION)
+    if operation != request.operation:
+        return f"the operation is {request.operation!r}, the record has {operation!r}"
+    messages, tools = (
+        _recorded(recorded, name) for name in (semconv.GEN_AI_INPUT_MESSAGES, semconv.GEN_AI_TOOL_DEFINITIONS)
+    )
+    return (
+        _first_difference("messages", request.messages, messages)
+        or _first_difference("tools", request.tools, tools)
+        or _first_difference("", request.fields, _recorded(recorded, semconv.REQUEST_FIELDS) or {})
+    )
 
 
 def _recorded(span: Span, name: str) -> Any:
@@ -203,21 +200,16 @@ def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
         pairs = enumerate(zip(one, other, strict=False))  # a difference in length comes last
         found = next((each for n, (a, b) in pairs if (each := _first_difference(f"{where}[{n}]", a, b))), None)
         return found or f"{where} has {len(one)} items, the record has {len(other)}"
-    start = _first_unequal(mine, theirs) if isinstance(mine, str) and isinstance(theirs, str) else 0
+    start = 0
+    if isinstance(mine, str) and isinstance(theirs, str):
+        pairs = enumerate(zip(mine, theirs, strict=False))
+        unequal = next((n for n, (a, b) in pairs if a != b), min(len(mine), len(theirs)))
+        start = max(0, unequal - _SHOWN // 3) if unequal > _SHOWN // 2 else 0  # shortly before the difference
     return f"{where} is {_excerpt(mine, start)}, the record has {_excerpt(theirs, start)}"
 
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _first_unequal(mine: str, theirs: str) -> int:
-    """Return the index at which to begin the excerpts of two texts: shortly before their first difference; 0 if that is
-    near the beginning.
-    """
-    pairs = zip(mine, theirs, strict=False)
-    start = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(mine), len(theirs)))
-    return max(0, start - _SHOWN // 3) if start > _SHOWN // 2 else 0
 
 
 def _excerpt(value: Any, start: int) -> str:
@@ -239,24 +231,17 @@ class RecordedAnswer:
         self._body = dump(recorded_answer(recorded, with_token_ids=with_token_ids))
 
     async def read(self) -> bytes:
-        """Return the whole body."""
         return self._body
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the response's body as bytes, in one or more pieces."""
         yield self._body
 
 
-def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Passage:
-    """Return the translation between the client's API and a recorded answer, which is in chat form, or a completion.
-
-    raw, request: the agent's body, as bytes and parsed.
-    whole: the request with its earlier turns.
-    Raise Untranslatable or WrongType.
-    """
+def replay_translation(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Translation:
+    """Return the translation between the client's API and a recorded answer, which is in chat form, or a completion."""
     recorded_in = DIALECTS["chat"] if client.translates else client
     model = str(request.get("model"))
-    return Passage(client, recorded_in, raw, request, whole=whole, model=model, record_tokens=False)
+    return Translation(client, recorded_in, raw, request, whole=whole, model=model, record_tokens=False)
 
 
 def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
@@ -280,7 +265,7 @@ def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
                 "finish_reason": None if reason in (None, "None") else reason,  # spans have "None" for none
                 "logprobs": None,
             }
-            for index, (message, reason) in enumerate(zip(messages, _padded(reasons, len(messages)), strict=True))
+            for index, (message, reason) in enumerate(zip(messages, chain(reasons, repeat(None)), strict=False))
         ],
     }
     counts = said.get(semconv.GEN_AI_INPUT_TOKENS), said.get(semconv.GEN_AI_OUTPUT_TOKENS)
@@ -295,7 +280,3 @@ def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
         holder["prompt_token_ids"] = recorded.tokens.prompt_ids
         answer["choices"][0]["token_ids"] = recorded.tokens.response_ids
     return answer
-
-
-def _padded(reasons: Sequence[str], length: int) -> list[str | None]:
-    return [*reasons, *[None] * length][:length]

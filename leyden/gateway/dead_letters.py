@@ -1,8 +1,7 @@
-"""`SetAside`: a file for records on which the store itself fails (status 500), so that they hold up no others.
+"""`DeadLetters`: a file for records on which the store itself fails (status 500), so that they hold up no others.
 
-They are tried again one by one until the store takes them, after pauses that double up to an hour. `takes_nothing`
-tells whether an error is such a record's fault, or whether the store is away or full. The module knows a spool. It does
-not know what the records are, or how the owner writes them.
+They are tried again one by one until the store takes them, after pauses that double up to an hour. The module knows a
+spool. It does not know what the records are, or how the owner writes them.
 """
 
 from __future__ import annotations
@@ -22,23 +21,16 @@ T = TypeVar("T")
 
 _PROBE_SECONDS = 2.0
 """Seconds that a store may take to reply to a probe."""
-_FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
+_FIRST_SECONDS, _MAX_SECONDS = 60.0, 3600.0
 """The first and the longest pause before records are tried again."""
 
 
-class SetAside(Generic[T]):
-    """Records that the store fails on, kept in a file and tried again with growing pauses.
-
-    All methods belong to one event loop, except `len`, which any thread may call.
+class DeadLetters(Generic[T]):
+    """Records that the store fails on. All methods belong to one event loop, except `len`, which any thread may
+    call.
     """
 
-    def __init__(
-        self,
-        spool: Spool[T],
-        *,
-        store: LightningStore,
-        retry: Callable[[T], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, spool: Spool[T], *, store: LightningStore, retry: Callable[[T], Awaitable[bool]]) -> None:
         """Open the file, whose name is that of the spool's file with `-aside`.
 
         spool: where records wait for the store.
@@ -49,23 +41,22 @@ class SetAside(Generic[T]):
         self._any = asyncio.Event()
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self._records)
 
-    def append(self, records: Sequence[T], said: str, error: Exception) -> int:
+    def append(self, records: Sequence[T], failure: str, error: Exception) -> int:
         """Add records, and return how many of the first ones fit; 0 if the file cannot be written.
 
-        said: a phrase for the log that says on which records the store fails.
+        failure: a phrase for the log that says on which records the store fails.
         error: the store's error on the first record.
         """
         try:
             kept = self._records.append(list(records))
         except LeydenError as problem:
-            logger.warning("%s, and they cannot be set aside: %s", said, problem)
+            logger.warning("%s, and they cannot be set aside: %s", failure, problem)
             return 0
         if kept:
             where = self._records.path or "a temporary file"
-            logger.error("%s; set aside in %s and tried again: %s", said, where, error)
+            logger.error("%s; set aside in %s and tried again: %s", failure, where, error)
             self._any.set()
         return kept
 
@@ -79,11 +70,7 @@ class SetAside(Generic[T]):
                 await self._any.wait()
             await asyncio.sleep(pause)
             await self._try_each()
-            pause = min(max(2 * pause, _FIRST_SECONDS), _LONGEST_SECONDS)
-
-    def close(self) -> None:
-        """Close the file. Records in a file that has a name stay there."""
-        self._records.close()
+            pause = min(max(2 * pause, _FIRST_SECONDS), _MAX_SECONDS)
 
     async def _try_each(self) -> None:
         """Try each record once, or none if the store is away or full."""
@@ -103,16 +90,18 @@ class SetAside(Generic[T]):
                     return
                 self._records.drop(1)
 
+    def close(self) -> None:
+        """Close the file. Records in a file that has a name stay there."""
+        self._records.close()
+
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error means that the store has refused a record, so that trying again is of no use."""
+    """Return whether an error means that the store has refused a record, so that a retry is of no use."""
     return isinstance(error, LeydenError) and not isinstance(error, StoreError)
 
 
 async def takes_nothing(store: LightningStore, error: Exception) -> bool:
-    """Return whether a write failed because the store is away or full, not because of what was written or because the
-    store is closed.
-    """
+    """Return whether a write failed because the store is away or full, and not because of the records."""
     if isinstance(error, StoreAway | StoreFull):  # even if it is back by now
         return True
     return not isinstance(error, StoreClosed) and not is_refusal(error) and not await replies(store)

@@ -160,8 +160,8 @@ class GatewayApp:
         complete when it is flushed.
         """
         self._warned.discard((rollout_id, attempt_id))
-        self._relay.forget((rollout_id, attempt_id))
-        self._recorder.forget((rollout_id, attempt_id))
+        self._relay.end_attempt((rollout_id, attempt_id))
+        self._recorder.end_attempt((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
             if exchange.key == (rollout_id, attempt_id):
                 exchange.attempt_over = True

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 _SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgres://")
 """Schemes of stores that several processes can open."""
-_AWAY_SECONDS = 15.0
+_UNAVAILABLE_SECONDS = 15.0
 """Seconds that a call waits for a worker that is being restarted."""
 _RECONNECT_SECONDS = 0.05
 """The pause between two tries to reach such a worker."""
@@ -375,7 +375,7 @@ class _Dispatch:
         headers = as_text([*hosts, *end_to_end(scope["headers"])])
         if header(scope, b"x-leyden-sent") is None and (sent := sent_time(scope, time.time())) is not None:
             headers.append(("x-leyden-sent", repr(sent)))  # the other worker does not see the client's address
-        deadline = time.monotonic() + _AWAY_SECONDS
+        deadline = time.monotonic() + _UNAVAILABLE_SECONDS
         while True:
             try:
                 return await self._sessions[owner].request(
@@ -390,7 +390,7 @@ class _Dispatch:
                     raise Refusal(
                         503,
                         "worker_away",
-                        f"worker {owner} of the gateway has been away for {_AWAY_SECONDS:g} s; try again, and see its log",
+                        f"worker {owner} of the gateway has been away for {_UNAVAILABLE_SECONDS:g} s; try again, and see its log",
                     ) from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
             except aiohttp.ClientError as error:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from leyden.dialects import CHAT, DONE, Passage, sse_event
+from leyden.dialects import CHAT, DONE, Translation, sse_event
 from leyden.dialects.sampling import SAMPLING_PARAMETERS, WITH_ANOTHER, is_neutral
 from leyden.gateway.asgi import Headers, Scope
 from leyden.gateway.transport import ServerGone, UpstreamResponse
@@ -43,14 +43,8 @@ _BAD_REQUEST = 400
 _SERVER_ERROR = 500
 
 
-def _nothing(name: str, request: dict[str, Any]) -> bool:
-    """Return whether a field of a request changes nothing, so that it can be left out."""
-    value = request[name]
-    return value is None or name in WITH_ANOTHER or (name in SAMPLING_PARAMETERS and is_neutral(name, value, request))
-
-
 class LitellmTransport:
-    """A `Transport` that calls `litellm.acompletion`, `atext_completion` or `aembedding`."""
+    """Calls `litellm.acompletion`, `atext_completion` or `aembedding`, as a `Transport`."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -73,7 +67,7 @@ class LitellmTransport:
 
     @asynccontextmanager
     async def ask(
-        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request through LiteLLM, and yield the response. A request with a field that agents may not set gets
         an error (status 400) without a call.
@@ -81,13 +75,16 @@ class LitellmTransport:
         Raise ServerGone or TimeoutError, also while the response is read.
         """
         wished: dict[str, Any] = json.loads(body)
-        asked = {name: value for name, value in wished.items() if name in _ALLOWED or not _nothing(name, wished)}
-        if refused := sorted(asked.keys() - _ALLOWED):
-            yield _not_allowed(refused[0])
-            return
+        for name, value in wished.items():
+            if name in _ALLOWED or value is None or name in WITH_ANOTHER:
+                continue
+            if name not in SAMPLING_PARAMETERS or not is_neutral(name, value, wished):
+                yield _not_allowed(name)
+                return
         self._litellm, openai = await asyncio.to_thread(_imported)  # LiteLLM's errors derive from OpenAI's
+        asked = {name: value for name, value in wished.items() if name in _ALLOWED}
         given: dict[str, Any] = {**(model.litellm_params or {}), **asked, "model": model.name_there}
-        function = getattr(self._litellm, _FUNCTIONS[passage.upstream.name])
+        function = getattr(self._litellm, _FUNCTIONS[translation.upstream.name])
         began = False
         try:
             async with asyncio.timeout(self._timeout_seconds):

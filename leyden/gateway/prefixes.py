@@ -22,7 +22,7 @@ from leyden.types.tokens import common_prefix
 
 LIMIT_BYTES = 256 * 2**20
 """The most bytes of ids that one gateway process keeps."""
-_ENDS_KEPT = 32
+_MAX_CONVERSATIONS = 32
 """The number of conversations of one attempt that are kept. The oldest are dropped."""
 
 
@@ -60,7 +60,7 @@ class Prefixes:
             self._n_bytes -= _size(ends.pop(earlier))
         ends[span_id] = prompt + array("i", response_ids)
         self._n_bytes += _size(ends[span_id])
-        if len(ends) > _ENDS_KEPT:
+        if len(ends) > _MAX_CONVERSATIONS:
             self._n_bytes -= _size(ends.pop(next(iter(ends))))
         while self._n_bytes > self._limit_bytes:
             self.end(next(iter(self._ends)))

@@ -604,8 +604,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
             if not self._relay_options.durable:
                 spool = stack.enter_context(closing(Spool(self._spool_path, max_bytes=self._spool_bytes, items=SPANS)))
             recorder = Recorder(store, self._failures, spool)
-            if recorder.aside is not None:
-                stack.enter_context(closing(recorder.aside))
+            if recorder.dead_letters is not None:
+                stack.enter_context(closing(recorder.dead_letters))
             http, through_litellm = HttpTransport(session), LitellmTransport(self._relay_options.timeout_seconds)
 
             def transport(model: UpstreamModel) -> Transport:

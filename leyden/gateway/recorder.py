@@ -3,7 +3,7 @@
 Calls are queued before the last byte of their response is sent, and written afterwards in batches. The queue is
 bounded: if the store cannot keep up, responses wait, and nothing is dropped. While the store is away or full, records
 wait in a file of bounded size (`spool`). They are delivered once each, in order, when the store is back. A record on
-which the store itself fails is set aside (`SetAside`), and its attempt's `flush` raises. The module knows no HTTP.
+which the store itself fails is set aside (`DeadLetters`), and its attempt's `flush` raises. The module knows no HTTP.
 
 All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of the process loses the
 calls that were not written yet: the last hundredths of a second, or more on a busy machine.
@@ -19,7 +19,7 @@ from collections import deque
 from leyden._lib.logs import Preview
 from leyden.errors import ConfigError, GatewayError, StoreError, StoreFull
 from leyden.gateway.attempts import AttemptKey
-from leyden.gateway.dead_letters import SetAside, is_refusal, replies, takes_nothing
+from leyden.gateway.dead_letters import DeadLetters, is_refusal, replies, takes_nothing
 from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
 from leyden.gateway.spool import Spool
@@ -43,7 +43,7 @@ _SLOW_SECONDS = 1.0
 """The seconds that a write may take before the recorder probes whether the store is there."""
 _PATIENCE_SECONDS = 30.0
 """Seconds that the store may be away before `flush` raises."""
-_REPORTED_KEPT = 65_536
+_MAX_REPORTED = 65_536
 """The most live rollouts of which the gateway remembers that the store has them."""
 _UNREPORTED_LIMIT = 200_000
 """How many live rollouts may call before the store has them. The gateway knows only their signatures."""
@@ -61,10 +61,10 @@ class Recorder:
         """
         self._store = store
         self._spool = spool
-        self.aside = None if spool is None else SetAside(spool, store=store, retry=self._retry)
+        self.dead_letters = None if spool is None else DeadLetters(spool, store=store, retry=self._retry)
         """Records on which the store fails. The owner of the spool closes this file, too."""
         self._delivering: asyncio.Task[None] | None = None
-        self._away_since: float | None = None
+        self._unavailable_since: float | None = None
         """The time at which the store began to refuse records, by the monotonic clock; None if it takes them."""
         self._trouble = ""
         """Why records wait: the store is away, or the error in which it says that it is full."""
@@ -112,14 +112,11 @@ class Recorder:
                 self._space.clear()
                 await self._space.wait()
         finally:
-            self._enqueue(call)
-
-    def _enqueue(self, call: ModelCall) -> None:
-        self._queue.append(call)
-        if len(self._queue) >= _BATCH or self._closing or (call.rollout_id, call.attempt_id) in self._waiters:
-            self._ready.set()
-        elif len(self._queue) == 1:
-            asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._ready.set)
+            self._queue.append(call)
+            if len(self._queue) >= _BATCH or self._closing or (call.rollout_id, call.attempt_id) in self._waiters:
+                self._ready.set()
+            elif len(self._queue) == 1:
+                asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._ready.set)
 
     async def put_durably(self, call: ModelCall) -> None:
         """Queue a call, and wait until it is in the store.
@@ -145,10 +142,10 @@ class Recorder:
 
     @property
     def remembers(self) -> bool:
-        """Whether `forget` may find state to drop. Safe from any thread."""
+        """Whether `end_attempt` may find state to drop. Safe from any thread."""
         return bool(self._prefixes)
 
-    def forget(self, key: AttemptKey) -> None:
+    def end_attempt(self, key: AttemptKey) -> None:
         """Drop the state of an attempt that is over, as soon as its calls are written."""
         if key in self._pending:
             self._over.add(key)
@@ -166,7 +163,10 @@ class Recorder:
             self._waiters.setdefault(key, []).append(written)
             self._ready.set()
             while not (await asyncio.wait({written}, timeout=_AGAIN_SECONDS))[0]:
-                if self._away_since is not None and time.monotonic() - self._away_since > _PATIENCE_SECONDS:
+                if (
+                    self._unavailable_since is not None
+                    and time.monotonic() - self._unavailable_since > _PATIENCE_SECONDS
+                ):
                     raise StoreError(
                         f"the record of rollout {key[0]!r}, attempt {key[1]!r} is not complete, because {self._trouble}; what "
                         "is missing waits and is delivered when the store takes it"
@@ -179,7 +179,7 @@ class Recorder:
         delivered first.
         """
         self._deliver()
-        trying_again = None if self.aside is None else asyncio.create_task(self.aside.run())
+        trying_again = None if self.dead_letters is None else asyncio.create_task(self.dead_letters.run())
         while not (self._closing and not self._queue):
             await self._ready.wait()
             self._ready.clear()
@@ -206,7 +206,7 @@ class Recorder:
             try:
                 spans.append(self._span_of(call))
             except Exception as error:  # noqa: BLE001 -- an unforeseen answer must not stop all other records
-                self._fail(call.rollout_id, call.attempt_id, call.span_id, error)
+                self._fail(call, error)
         waiting = await self._add(spans)
         for call in batch:
             if call.span_id in waiting:
@@ -216,32 +216,28 @@ class Recorder:
             self._settle((call.rollout_id, call.attempt_id))
 
     async def _add(self, spans: list[Span]) -> set[str]:
-        """Write spans to the store, or put them in the spool while the store is away.
-
-        Return the ids of the spans that wait in the spool.
+        """Write spans to the store, or put them in the spool while the store is away. Return the ids of the spans that
+        wait in the spool.
         """
         if self._spool is not None and len(self._spool):
-            return self._put_aside(spans)
+            return self._spool_up(spans)
         writing = asyncio.ensure_future(self._deliver_spans(spans))
         try:
             while not (await asyncio.wait({writing}, timeout=_SLOW_SECONDS))[0]:
                 if self._spool is not None and not await replies(self._store):  # the store's client tries for a minute
                     self._trouble = f"{self._store.url} is away"
-                    return self._put_aside(spans)
+                    return self._spool_up(spans)
             writing.result()
         except Exception as error:  # noqa: BLE001 -- tried again one by one, which reports each
             if self._spool is not None and await self._takes_nothing(error):
-                return self._put_aside(spans)
+                return self._spool_up(spans)
             return await self._write_one_by_one(spans)
         finally:
             writing.cancel()
         return set()
 
     async def _deliver_spans(self, spans: list[Span]) -> None:
-        """Write spans to the store, and first the live rollouts that it may not have yet.
-
-        Raise what the store raises.
-        """
+        """Write spans to the store, and first the live rollouts that it may not have yet."""
         claims = {
             span.rollout_id: claim
             for span in spans
@@ -253,7 +249,7 @@ class Recorder:
             await self._store.record_live_rollouts([claim.rollout() for claim in claims.values()])
             self._reported.update(dict.fromkeys(claims))
             self._unreported.difference_update(claims)
-            while len(self._reported) > _REPORTED_KEPT:
+            while len(self._reported) > _MAX_REPORTED:
                 del self._reported[next(iter(self._reported))]
         await self._store.add_many_spans(spans)
 
@@ -264,25 +260,24 @@ class Recorder:
         self._trouble = str(error) if isinstance(error, StoreFull) else f"{self._store.url} is away"
         return await takes_nothing(self._store, error)
 
-    def _put_aside(self, spans: list[Span]) -> set[str]:
+    def _spool_up(self, spans: list[Span]) -> set[str]:
         """Put spans in the spool, and return the ids of the spans that fit."""
         assert self._spool is not None
-        if self._away_since is None:
-            self._away_since = time.monotonic()
+        if self._unavailable_since is None:
+            self._unavailable_since = time.monotonic()
             logger.warning("records of model calls wait until the store takes them: %s", self._trouble)
         problem = "too many records wait already (LLMProxy's spool_bytes)"
         try:
             n_kept = self._spool.append(spans)
         except ConfigError as error:  # a store would refuse the span, too
             if len(spans) == 1:
-                self._fail(spans[0].rollout_id, spans[0].attempt_id, spans[0].span_id, error)
+                self._fail(spans[0], error)
                 return set()
-            return set[str]().union(*(self._put_aside([span]) for span in spans))
+            return set[str]().union(*(self._spool_up([span]) for span in spans))
         except GatewayError as error:
             n_kept, problem = 0, str(error)
         for span in spans[n_kept:]:
-            error = StoreError(f"{self._trouble}, and {problem}")
-            self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+            self._fail(span, StoreError(f"{self._trouble}, and {problem}"))
         self._deliver()
         return {span.span_id for span in spans[:n_kept]}
 
@@ -311,12 +306,12 @@ class Recorder:
                 spool.drop(len(spans))
                 for span in spans:
                     self._settle((span.rollout_id, span.attempt_id))
-            if self._away_since is not None:
-                seconds = time.monotonic() - self._away_since
+            if self._unavailable_since is not None:
+                seconds = time.monotonic() - self._unavailable_since
                 logger.warning(
                     "%s took nothing for %.0f s; the records that waited have been delivered", self._store.url, seconds
                 )
-            self._away_since = None
+            self._unavailable_since = None
         finally:
             self._delivering = None
 
@@ -339,8 +334,7 @@ class Recorder:
             )
         elif len(self._spool):
             for span in self._spool.first(len(self._spool)):
-                error = StoreError(f"{self._store.url} was away until the gateway ended")
-                self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+                self._fail(span, StoreError(f"{self._store.url} was away until the gateway ended"))
                 self._settle((span.rollout_id, span.attempt_id))
 
     def _span_of(self, call: ModelCall) -> Span:
@@ -360,21 +354,20 @@ class Recorder:
         return span
 
     async def _write_one_by_one(self, spans: list[Span]) -> set[str]:
-        """Write each span by itself, so that one bad span does not take its siblings along.
-
-        Return the ids of the spans that wait in the spool, because the store has gone away.
+        """Write each span by itself, so that one bad span does not take its siblings along. Return the ids of the spans
+        that wait in the spool, because the store has gone away.
         """
         for at, span in enumerate(spans):
             try:
                 await self._deliver_spans([span])
             except Exception as error:  # noqa: BLE001 -- the siblings must be written; flush tells of this one
                 if self._spool is not None and await self._takes_nothing(error):
-                    return self._put_aside(spans[at:])
+                    return self._spool_up(spans[at:])
                 self._fail_to_write(span, error)
         return set()
 
     async def _retry(self, span: Span) -> bool:
-        """Write a span that was set aside. Return False, because it need not be kept: it is written, or the store has
+        """Write a dead letter. Return False: it need not be kept, because it is written, or because the store has
         refused it. Raise any other error of the store.
         """
         try:
@@ -382,28 +375,28 @@ class Recorder:
         except Exception as error:
             if not is_refusal(error):
                 raise
-            self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+            self._fail(span, error)
         return False
 
     def _fail_to_write(self, span: Span, error: Exception) -> None:
-        """Let `flush` raise for a span, and set it aside unless the store has refused it."""
-        self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
-        if self.aside is not None and not is_refusal(error):
-            self.aside.append([span], f"{self._store.url} fails on a call of rollout {span.rollout_id!r}", error)
+        """Let `flush` raise for a span, and keep it as a dead letter unless the store has refused it."""
+        self._fail(span, error)
+        if self.dead_letters is not None and not is_refusal(error):
+            self.dead_letters.append([span], f"{self._store.url} fails on a call of rollout {span.rollout_id!r}", error)
 
-    def _fail(self, rollout_id: str, attempt_id: str, span_id: str, error: Exception) -> None:
+    def _fail(self, call: ModelCall | Span, error: Exception) -> None:
         """Log that a call could not be recorded, and keep the error for `flush`, and for a durable call that waits for
         its record.
         """
         message = (
-            f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in "
+            f"a model call of rollout {call.rollout_id!r}, attempt {call.attempt_id!r} could not be recorded in "
             f"{self._store.url}: {type(error).__name__}: {error}"
         )
         logger.error(message, exc_info=error)
         failure = StoreError(message)
         failure.__cause__ = error
-        self._failures.setdefault((rollout_id, attempt_id), failure)
-        if (written := self._awaited.get(span_id)) and not written.done():
+        self._failures.setdefault((call.rollout_id, call.attempt_id), failure)
+        if (written := self._awaited.get(call.span_id)) and not written.done():
             written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:

@@ -1,6 +1,6 @@
 """Relay one call to a model, and the response back to the agent.
 
-The module knows dialects only through `Passage` and servers only through `Transport`. Routes and admission are in
+The module knows dialects only through `Translation` and servers only through `Transport`. Routes and admission are in
 `gateway_app`; the form of a call's record is in `record`.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from leyden._lib.host.http import Refusal, parsed, send_reply
 from leyden.dialects import (
-    Passage,
+    Translation,
     WrongType,
     check_types,
     dump,
@@ -31,7 +31,7 @@ from leyden.gateway.asgi import Headers, send_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
-from leyden.gateway.call_replay import Diverged, RecordedAnswer, compared_fields, compared_request, replay_passage
+from leyden.gateway.call_replay import Diverged, RecordedAnswer, compared_fields, compared_request, replay_translation
 from leyden.gateway.exchange import BrokenOff, Exchange
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits, cost_of
@@ -121,10 +121,10 @@ class Relay:
 
     @property
     def remembers(self) -> bool:
-        """Whether `forget` may find state to drop. Safe from any thread."""
+        """Whether `end_attempt` may find state to drop. Safe from any thread."""
         return bool(self.kept) or bool(self.retries) or bool(self._balancer)
 
-    def forget(self, key: AttemptKey) -> None:
+    def end_attempt(self, key: AttemptKey) -> None:
         """Drop the state of an attempt that is over."""
         self.kept.end(key)
         self.retries.end(key)
@@ -194,8 +194,8 @@ class Relay:
             if client.conversations is not None:
                 with contextlib.suppress(Refusal):  # the model's server may keep a response that the gateway does not
                     whole = self.kept.whole(exchange.key, whole, client.conversations)
-            passage = replay_passage(client, exchange.raw, exchange.request, whole=whole)
-            requests = [compared_request(call.operation, passage.chat, call.fields)]
+            translation = replay_translation(client, exchange.raw, exchange.request, whole=whole)
+            requests = [compared_request(call.operation, translation.chat, call.fields)]
             # To a server that keeps responses only the new turn was sent, and so recorded.
             if whole is not exchange.request:
                 requests.append(compared_request(call.operation, exchange.request, call.fields))
@@ -208,10 +208,10 @@ class Relay:
             return False
         if recorded is None:
             return False
-        call.replayed, call.request = recorded, passage.chat
+        call.replayed, call.request = recorded, translation.chat
         exchange.keep = whole if client.conversations is not None else None
         with_token_ids = exchange.request.get("return_token_ids") is True
-        await self._relay_whole(exchange, passage, RecordedAnswer(recorded, with_token_ids=with_token_ids))
+        await self._relay_whole(exchange, translation, RecordedAnswer(recorded, with_token_ids=with_token_ids))
         return True
 
     def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
@@ -284,23 +284,23 @@ class Relay:
         Raise _Retry if it may be sent again.
         """
         call = exchange.call
-        passage = self._passage(exchange, model)
-        call.request = passage.chat if passage.seed is None else {**passage.chat, "seed": passage.seed}
-        buffered = passage.streams and passage.asks_for_tokens and self._buffering.wanted(model)
-        body = passage.unstreamed() if buffered else passage.body
-        beat = asyncio.create_task(self._keep_alive(exchange, early=buffered)) if passage.streams else None
+        translation = self._translation(exchange, model)
+        call.request = translation.chat if translation.seed is None else {**translation.chat, "seed": translation.seed}
+        buffered = translation.streams and translation.asks_for_tokens and self._buffering.wanted(model)
+        body = translation.unstreamed() if buffered else translation.body
+        beat = asyncio.create_task(self._keep_alive(exchange, early=buffered)) if translation.streams else None
         try:
             # The transport's own limit does not run while the agent reads, or does not.
             async with (
                 asyncio.timeout(self._options.timeout_seconds),
-                self._transport(model).ask(model, passage, body, exchange.scope) as answer,
+                self._transport(model).ask(model, translation, body, exchange.scope) as answer,
             ):
                 exchange.status = answer.status
                 if retry.elsewhere and answer.status in _TOO_BUSY and not exchange.streaming:
                     raise _Retry(f"{model.address} answered {answer.status}", answer.status)
-                await self._relay(exchange, model, passage, answer)
-            if passage.asks_for_tokens and not call.error and call.response:
-                self._buffering.learn(model, call.response, streamed=passage.streams and not buffered)
+                await self._relay(exchange, model, translation, answer)
+            if translation.asks_for_tokens and not call.error and call.response:
+                self._buffering.learn(model, call.response, streamed=translation.streams and not buffered)
         except ServerGone as gone:
             if retry.again and not gone.began and (retry.elsewhere or not gone.timed_out):
                 raise _Retry(_unreachable(model, gone).message) from gone
@@ -334,7 +334,7 @@ class Relay:
                     await exchange.say_between_events(_COMMENT)
                 exchange.said_at = loop.time()
 
-    def _passage(self, exchange: Exchange, model: UpstreamModel) -> Passage:
+    def _translation(self, exchange: Exchange, model: UpstreamModel) -> Translation:
         """Return the translation of a call to a model server's dialect and back. Raise Refusal if the server speaks no
         dialect that can express the call.
         """
@@ -355,7 +355,7 @@ class Relay:
             if client is not upstream and client.conversations is not None:
                 whole = self.kept.whole(exchange.key, request, client.conversations)
                 exchange.keep = whole
-            return Passage(
+            return Translation(
                 client,
                 upstream,
                 exchange.raw,
@@ -378,28 +378,28 @@ class Relay:
     # ---- the answer ------------------------------------------------------------------------------
 
     async def _relay(
-        self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: UpstreamResponse
+        self, exchange: Exchange, model: UpstreamModel, translation: Translation, answer: UpstreamResponse
     ) -> None:
         """Send an upstream's response to the client, as a stream or whole.
 
         A response that needs no translation passes as it comes, also one of a form that was not requested.
         """
         is_stream = answer.content_type == "text/event-stream"
-        unchanged = passage.verbatim and not passage.hidden
+        unchanged = translation.verbatim and not translation.hidden
         # Some servers send their stream as another type.
-        is_stream |= unchanged and passage.streams and answer.content_type != "application/json"
+        is_stream |= unchanged and translation.streams and answer.content_type != "application/json"
         if answer.status != 200 or not is_stream:
-            return await self._relay_whole(exchange, passage, answer)
-        if not passage.streams and not passage.verbatim:
+            return await self._relay_whole(exchange, translation, answer)
+        if not translation.streams and not translation.verbatim:
             raise Refusal(
                 502,
                 "upstream_garbage",
                 f"{model.address} answered with a stream that was not requested; is the model's endpoint right?",
             )
         exchange.mid_event = answer.content_type != "text/event-stream"  # until an event shows that it is one
-        await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
+        await self._relay_stream(exchange, answer.headers, translation, answer.pieces())
 
-    async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: UpstreamResponse) -> None:
+    async def _relay_whole(self, exchange: Exchange, translation: Translation, answer: UpstreamResponse) -> None:
         """Record the model server's complete response, then send it to the client in the client's dialect.
 
         A stream that came in one piece is relayed as a stream, because the client expects events.
@@ -407,27 +407,27 @@ class Relay:
         try:
             raw = await answer.read()
         except ServerGone as gone:
-            if passage.verbatim and not exchange.streaming:
-                got = b"" if passage.hidden else gone.got
+            if translation.verbatim and not exchange.streaming:
+                got = b"" if translation.hidden else gone.got
                 exchange.broken_off = BrokenOff(answer.status, answer.headers, got)
             raise
         call = exchange.call
-        if answer.status == 200 and passage.streams and (events := await parsed(raw, passage.events_of)):
-            return await self._relay_stream(exchange, _EVENT_STREAM, passage, _one(events))
+        if answer.status == 200 and translation.streams and (events := await parsed(raw, translation.events_of)):
+            return await self._relay_stream(exchange, _EVENT_STREAM, translation, _one(events))
         if exchange.streaming:
             raise Refusal(502, "upstream_failed", f"the upstream answered {answer.status}: {_excerpt(raw)}")
         if answer.status >= 300:
             call.error = f"the upstream answered {answer.status}: {_excerpt(raw)}"
-            body = passage.error(answer.status, raw)
+            body = translation.error(answer.status, raw)
         else:
-            call.response, body, call.unread = await parsed(raw, lambda raw: _read_answer(passage, raw))
+            call.response, body, call.unread = await parsed(raw, lambda raw: _read_answer(translation, raw))
             if call.response is None:
                 _fault(
                     exchange,
                     "garbage",
                     f"the upstream answered {answer.status} without a JSON object (is the model's endpoint right?): {_excerpt(raw)}",
                 )
-            self._keep(exchange, passage)
+            self._keep(exchange, translation)
         await self._record(exchange)
         headers = answer.headers
         if body is not raw:
@@ -439,7 +439,7 @@ class Relay:
         await send_reply(exchange.send, body, status=answer.status, headers=headers)
 
     async def _relay_stream(
-        self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
+        self, exchange: Exchange, headers: Headers, translation: Translation, pieces: AsyncIterator[bytes]
     ) -> None:
         """Relay a streamed response, and record the whole of it before the client sees its end. A stream that needs no
         change passes piece by piece, any other event by event.
@@ -448,7 +448,7 @@ class Relay:
         Raise Refusal if a stream to translate cannot be read, or ends before the response does.
         """
         call = exchange.call
-        stream = passage.stream()
+        stream = translation.stream()
         buffer = bytearray()
         sent: list[bytes] = []
         await exchange.begin_stream(headers)
@@ -468,7 +468,7 @@ class Relay:
                     if stream.ended and not exchange.recorded:
                         call.response, call.unread = stream.answer(), stream.unread
                         if stream.finished:
-                            self._keep(exchange, passage)
+                            self._keep(exchange, translation)
                         await self._record(exchange)
                 if stream.finished:
                     exchange.answered = True
@@ -482,7 +482,7 @@ class Relay:
                         502, "upstream_garbage", f"the upstream's stream cannot be read: {unreadable}"
                     ) from unreadable
         except ServerGone:
-            if passage.verbatim:
+            if translation.verbatim:
                 exchange.broken_off = BrokenOff(200, headers)
             raise
         finally:
@@ -490,11 +490,11 @@ class Relay:
                 call.response, call.unread = stream.answer(), stream.unread
         if not stream.finished and call.error is None:
             problem = "the upstream ended its stream before the answer was finished"
-            if not passage.verbatim:
+            if not translation.verbatim:
                 raise Refusal(502, "upstream_incomplete", problem)
             _fault(exchange, "incomplete", f"{problem}: {_excerpt(buffer)}" if buffer else problem)
         last = b"" if stream.unchanged else stream.close(bytes(buffer))
-        self._keep(exchange, passage)
+        self._keep(exchange, translation)
         await self._record(exchange)
         if exchange.tried is not None and call.error is None:
             self.retries.answered(exchange.tried, headers, b"".join(sent) + last)
@@ -502,20 +502,20 @@ class Relay:
             exchange.tried.state = "failed"
         await exchange.say(last, more=False)
 
-    def _keep(self, exchange: Exchange, passage: Passage) -> None:
+    def _keep(self, exchange: Exchange, translation: Translation) -> None:
         """Keep a complete response for a later request that continues it. Do nothing for a call whose response is not
         to be kept.
         """
         call, request = exchange.call, exchange.keep
         exchange.keep = None
-        conversations = passage.client.conversations
+        conversations = translation.client.conversations
         if request is None or conversations is None or call.error is not None or call.response is None:
             return
         try:
-            response = passage.client.answer_from_chat(call.response, passage.request)
+            response = translation.client.answer_from_chat(call.response, translation.request)
         except Untranslatable:  # a stream without a message: the client has had all that came
             return
-        n_bytes = len(passage.body) + len(dump(response["output"]))
+        n_bytes = len(translation.body) + len(dump(response["output"]))
         self.kept.keep(exchange.key, request, response, conversations, n_bytes=n_bytes)
 
     # ---- how a call ends -------------------------------------------------------------------------
@@ -628,17 +628,17 @@ def _wrong_type(error: WrongType) -> Refusal:
     return Refusal(400, "invalid_type", str(error), param=error.field)
 
 
-def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any] | None, bytes, str | None]:
+def _read_answer(translation: Translation, raw: bytes) -> tuple[dict[str, Any] | None, bytes, str | None]:
     """Return a model server's response in chat form for the record, the body for the client, and what the record lacks.
     Raise Refusal (502) if it cannot be translated.
     """
     try:
-        return passage.answer(raw)
+        return translation.answer(raw)
     except Untranslatable as error:
         raise Refusal(
             502,
             "upstream_untranslatable",
-            f"the model's answer cannot be expressed in {passage.client.path}: {error}: {_excerpt(raw)}",
+            f"the model's answer cannot be expressed in {translation.client.path}: {error}: {_excerpt(raw)}",
         ) from error
 
 

@@ -68,7 +68,7 @@ class Retries:
             (one for state in ("failed", "answered", "under way") for one in known if one.state == state), None
         )
         if found is not None:
-            self._forget(found)
+            self._drop(found)
         return found
 
     def begin(
@@ -85,7 +85,7 @@ class Retries:
         """Keep the answer that is sent to the client, unless the entry has been dropped meanwhile."""
         known = one in self._tries
         if known:
-            self._forget(one)
+            self._drop(one)
         one.state, one.headers, one.body = "answered", headers, body
         if known:
             self._add(one)
@@ -97,16 +97,16 @@ class Retries:
     def end(self, key: AttemptKey) -> None:
         """Drop the calls of an attempt that is over."""
         for one in [one for tries in self._by_attempt.get(key, {}).values() for one in tries]:
-            self._forget(one)
+            self._drop(one)
 
     def _add(self, one: Try) -> None:
         self._tries[one] = None
         self._by_attempt.setdefault(one.key, {}).setdefault(one.digest, []).append(one)
         self._n_bytes += _ENTRY_BYTES + len(one.body)
         while self._n_bytes > self._limit_bytes:
-            self._forget(next(iter(self._tries)))
+            self._drop(next(iter(self._tries)))
 
-    def _forget(self, one: Try) -> None:
+    def _drop(self, one: Try) -> None:
         """Drop one kept call with its response, and the empty entries of its attempt."""
         del self._tries[one]
         self._n_bytes -= _ENTRY_BYTES + len(one.body)

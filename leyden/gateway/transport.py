@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, cast
 import aiohttp
 
 from leyden._lib.host.http import Message, Refusal, Scope
-from leyden.dialects import Passage
+from leyden.dialects import Translation
 from leyden.gateway.asgi import Headers, downstream, upstream_headers
 from leyden.gateway.upstream import UpstreamModel
 
@@ -56,11 +56,11 @@ class Transport(Protocol):
     """Sends calls to model servers: over HTTP, or to an application in this process."""
 
     def ask(
-        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
     ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Send `body` to the server of `model`, and yield its response once the head has arrived.
 
-        passage: the call's translation, which names the route.
+        translation: the call's translation, which names the route.
         scope: the ASGI scope of the agent's request, whose headers are passed on.
         Raise ServerGone or TimeoutError, also while the response is read.
         """
@@ -154,7 +154,7 @@ class HttpTransport:
 
     @asynccontextmanager
     async def ask(
-        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request over HTTP, and yield the response once its head has arrived.
 
@@ -163,9 +163,9 @@ class HttpTransport:
         began = False
         try:
             async with self._session.post(
-                model.url(passage.upstream.path),
+                model.url(translation.upstream.path),
                 data=body,
-                headers=upstream_headers(scope, model.api_key, passage.upstream),
+                headers=upstream_headers(scope, model.api_key, translation.upstream),
                 auth=model.login and aiohttp.BasicAuth(*model.login, encoding="utf-8"),
                 allow_redirects=False,
             ) as response:
@@ -245,18 +245,18 @@ class AppTransport:
 
     @asynccontextmanager
     async def ask(
-        self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request to the engine's application in this process, without a socket.
 
         Leaving the context before the end of the response cancels the call.
         """
         answer = _AppResponse()
-        headers = upstream_headers(scope, model.api_key, passage.upstream)
+        headers = upstream_headers(scope, model.api_key, translation.upstream)
         request = {
             "type": "http",
             "method": "POST",
-            "path": f"/v1/{passage.upstream.path}",
+            "path": f"/v1/{translation.upstream.path}",
             "query_string": b"",
             "headers": [(b"host", b"localhost"), *((name.lower().encode(), value.encode()) for name, value in headers)],
         }

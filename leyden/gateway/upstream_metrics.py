@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 60.0
 """The seconds whose answers count for the latencies."""
-_MOST_RECENT = 4096
+_MAX_RECENT = 4096
 """The most answers of one server that count for its latencies."""
 
 
@@ -70,7 +70,7 @@ class _Server:
     errors: Counter[str] = field(default_factory=Counter[str])
     in_flight: int = 0
     problem: str | None = None
-    seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
+    seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
     """The time at which each recent answer ended, and its duration in seconds."""
     changed: bool = True
     """Whether the numbers changed since the last report."""

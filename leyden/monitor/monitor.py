@@ -47,7 +47,7 @@ _ABANDON_SECONDS = 3600.0
 """After this silence, a worker is no longer judged."""
 _UPSTREAM_SECONDS = 6 * REPORT_SECONDS
 """The age at which a gateway's samples expire."""
-_MOST_WORKERS = 10_000
+_MAX_WORKERS = 10_000
 _END_SECONDS = 5.0
 """Seconds that the end of a watch waits for the store."""
 
@@ -192,7 +192,7 @@ class Watch:
         )
         async with asyncio.timeout(_PROBE_SECONDS):
             started = time.perf_counter()
-            workers = await store.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=_MOST_WORKERS)
+            workers = await store.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=_MAX_WORKERS)
             latency = time.perf_counter() - started
             statistics = await store.statistics()
         count = statistics["rollouts_by_status"].get
@@ -352,7 +352,7 @@ class Watch:
         for rule in self._monitor.rules:
             latest: dict[str | None, Sample] = {}
             name = ALERT_PREFIX + rule.name
-            for sample in await self._store.query_samples(name=name, sort_order="desc", limit=_MOST_WORKERS):
+            for sample in await self._store.query_samples(name=name, sort_order="desc", limit=_MAX_WORKERS):
                 latest.setdefault(sample.worker_id, sample)
             for sample in latest.values():
                 if sample.value:

@@ -54,7 +54,7 @@ _SHOWN = 100
 """The characters at the beginning of a user's id that are looked at for a name."""
 _BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 """Characters that Unicode counts as letters or symbols, and that show nothing."""
-_WINDOW, _LEAST, _LARGEST_SHARE = 1000, 200, 0.5
+_WINDOW, _MIN_SEEN, _MAX_SHARE = 1000, 200, 0.5
 """The latest requests that are looked at, from how many on, and the share of one user from which on the user's id is
 taken for a constant."""
 
@@ -225,7 +225,7 @@ class Users:
             self._count(hash(text))
             top = self._counts[hash(text)]
             seen = len(self._latest)
-        if seen >= _LEAST and top > _LARGEST_SHARE * seen:
+        if seen >= _MIN_SEEN and top > _MAX_SHARE * seen:
             self._warn(
                 "share",
                 "%d of the last %d requests have the same user, and all of them the same arm; if that id is a constant, "

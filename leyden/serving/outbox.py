@@ -3,7 +3,7 @@
 A record is in a file when `put` returns, so it survives the death of the process. It is delivered in the background:
 once each, in order, also by the next process with this file. While the store is away or full, records wait. Feedback
 about a rollout that the store does not know waits elsewhere (`unknown`), and so does a record that the store fails on
-or refuses (`SetAside`). The module knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+or refuses (`DeadLetters`). The module knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
 
 What a store would refuse is refused by `put`, and so is a record that would crowd out the others: one that is too
 large, or feedback beyond its share whose rollout no signed claim proves.
@@ -22,7 +22,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError, UnknownRollout
-from leyden.gateway.dead_letters import SetAside, is_refusal, takes_nothing
+from leyden.gateway.dead_letters import DeadLetters, is_refusal, takes_nothing
 from leyden.gateway.spool import Spool
 from leyden.serving.unknown import UnknownRollouts
 from leyden.store.base import LightningStore
@@ -42,7 +42,7 @@ _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _RECORD_PART, _UNPROVEN_PART = 8, 4
 """The file's largest size, divided by that of one record, and by that of feedback without a proven rollout."""
-_LEAST_BYTES = 64 * 2**10
+_MIN_BYTES = 64 * 2**10
 """What one record, and feedback without a proven rollout, may take in a small file."""
 _TRIES = 5
 """How often a batch is tried again if the store fails on every record of it. The pauses double."""
@@ -60,11 +60,11 @@ class Outbox:
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
-        self._record_bytes = max(max_bytes // _RECORD_PART, _LEAST_BYTES)
-        self._unproven_limit = max(max_bytes // _UNPROVEN_PART, _LEAST_BYTES)
+        self._record_bytes = max(max_bytes // _RECORD_PART, _MIN_BYTES)
+        self._unproven_limit = max(max_bytes // _UNPROVEN_PART, _MIN_BYTES)
         self._unproven_bytes = 0
         """The bytes of waiting feedback whose rollout is not proven, of this process."""
-        self.aside = SetAside(self._spool, store=store, retry=self._retry)
+        self.dead_letters = DeadLetters(self._spool, store=store, retry=self._retry)
         """Records that the store fails on or refuses."""
         self.unknown = UnknownRollouts(
             self._spool.beside("-unknown", max_bytes=self._unproven_limit),
@@ -160,7 +160,7 @@ class Outbox:
                 continue
             self.store_error, failures = None, 0
             with self._lock:
-                later = self._wait_for_rollouts(written.unknown) + self._set_aside([*failed, *written.refused])
+                later = self._wait_for_rollouts(written.unknown) + self._to_dead_letters([*failed, *written.refused])
                 moved = self._move_back(later, len(batch))
             if moved:
                 wait = {id(record) for record in (*later, *written.unknown)}
@@ -173,7 +173,7 @@ class Outbox:
         """Close the file. Waiting records stay in a file that has a name."""
         with self._lock:
             self._spool.close()
-            self.aside.close()
+            self.dead_letters.close()
             self.unknown.close()
 
     def _note_empty(self) -> None:
@@ -198,7 +198,7 @@ class Outbox:
             logger.warning("feedback that waits for its rollout stays where it is: %s", error)
             return unknown
 
-    def _set_aside(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
+    def _to_dead_letters(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
         """Move records that the store fails on or refuses to their own file. If they do not fit, drop the refused ones,
         and return the others.
         """
@@ -206,7 +206,7 @@ class Outbox:
             return []
         records = [record for record, _ in failed]
         said = f"{self._store.url} fails on {len(records)} records, such as one of rollout {records[0].rollout_id!r}"
-        left = failed[self.aside.append(records, said, failed[0][1]) :]
+        left = failed[self.dead_letters.append(records, said, failed[0][1]) :]
         refused = [record for record, error in left if is_refusal(error)]
         if refused:
             self._refused += len(refused)
@@ -263,7 +263,7 @@ class Outbox:
         written = await self._write([record])
         if written.unknown:
             raise UnknownRollout(f"rollout {record.rollout_id!r} is not in {self._store.url}")
-        if self._set_aside([*written.failed, *written.refused]):
+        if self._to_dead_letters([*written.failed, *written.refused]):
             raise StoreError(f"{self._store.url} fails on feedback about rollout {record.rollout_id!r}")
 
     async def _retry(self, record: OutboxRecord) -> bool:

@@ -220,7 +220,7 @@ class OnlineSession:
             self._outbox.wait_until_empty(within_seconds)
         self._thread.stop()
         self._thread, self._tasks = None, []
-        if left := len(self._outbox) + len(self._outbox.aside):
+        if left := len(self._outbox) + len(self._outbox.dead_letters):
             where = "in this session's folder" if self._folder is not None else "in no file, and are lost"
             logger.warning("%d records have not reached %s; they are %s", left, self._store.url, where)
         self._outbox.close()
@@ -386,7 +386,7 @@ class OnlineSession:
             unrecorded=self._unrecorded,
             lost=self._lost,
             refused=0 if outbox is None else outbox.refused,
-            set_aside=0 if outbox is None else len(outbox.aside),
+            set_aside=0 if outbox is None else len(outbox.dead_letters),
         )
 
     def refresh(self) -> None:
@@ -408,7 +408,7 @@ class OnlineSession:
         pause_seconds = self._refresh_seconds
         background = (
             outbox.deliver(),
-            outbox.aside.run(),
+            outbox.dead_letters.run(),
             outbox.unknown.run(),
             self._released.follow(pause_seconds),
             self._addresses.watch(pause_seconds),

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _UNKNOWN_SECONDS = 900.0
 """The seconds for which feedback waits for its rollout, from the store's first answer that it does not know it."""
-_ROUND_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+_ROUND_SECONDS, _MAX_SECONDS = 1.0, 60.0
 """The seconds between two rounds of tries, and the longest pause between two tries of a piece."""
 _ROUND_RECORDS, _ROUND_BYTES = 200, 4 * 2**20
 """The most records and bytes that one round tries, those with the fewest tries first."""
@@ -153,7 +153,7 @@ class UnknownRollouts:
             each.since = now
         if now - each.since >= _UNKNOWN_SECONDS:
             return False
-        each.pause = min(2 * each.pause, _LONGEST_SECONDS)
+        each.pause = min(2 * each.pause, _MAX_SECONDS)
         each.due = now + each.pause
         return True
 

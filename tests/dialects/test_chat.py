@@ -13,8 +13,8 @@ from leyden.dialects import (
     DIALECTS,
     DONE,
     Hidden,
-    PassageStream,
     StreamAssembler,
+    TranslatedStream,
     dump,
     parse,
     prepare,
@@ -345,9 +345,9 @@ def test_text_after_an_incomplete_call_waits_until_the_call_is_whole() -> None:
     ]
 
 
-def stream_of(client: str, chunks: list[Any]) -> tuple[PassageStream, bytes]:
+def stream_of(client: str, chunks: list[Any]) -> tuple[TranslatedStream, bytes]:
     """The chunks of a chat server as a client gets them, who must have every event."""
-    stream = PassageStream(DIALECTS[client], DIALECTS["chat"], Hidden(), {})
+    stream = TranslatedStream(DIALECTS[client], DIALECTS["chat"], Hidden(), {})
     raw = b"".join(stream.feed(sse_event(dump(chunk)), dump(chunk)) for chunk in chunks)
     return stream, raw + stream.feed(sse_event(DONE), DONE)
 

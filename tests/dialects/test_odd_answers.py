@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.dialects import DIALECTS, DONE, Dialect, Hidden, Passage, PassageStream, dump, split_events, sse_event
+from leyden.dialects import (
+    DIALECTS,
+    DONE,
+    Dialect,
+    Hidden,
+    TranslatedStream,
+    Translation,
+    dump,
+    split_events,
+    sse_event,
+)
 from leyden.errors import Untranslatable
 from leyden.gateway.record import ModelCall, span_of
 
@@ -60,7 +70,7 @@ def streamed(dialect: Dialect) -> list[Any]:
     """The events of a good stream of a dialect."""
     if dialect.name == "completions":
         return TEXTS
-    stream = PassageStream(dialect, DIALECTS["chat"], Hidden(), {})
+    stream = TranslatedStream(dialect, DIALECTS["chat"], Hidden(), {})
     raw = b"".join(stream.feed(sse_event(dump(chunk)), dump(chunk)) for chunk in CHUNKS) + stream.feed(
         sse_event(DONE), DONE
     )
@@ -154,7 +164,7 @@ BY_NAME = [dialect for dialect in DIALECTS.values() if dialect.name != "embeddin
 @given(data=st.data())
 def test_every_event_of_a_broken_stream_passes_as_it_came_and_the_record_is_made(dialect: Dialect, data: Any) -> None:
     events = data.draw(broken_streams(dialect))
-    stream = PassageStream(dialect, dialect, Hidden(), {})
+    stream = TranslatedStream(dialect, dialect, Hidden(), {})
     for event in events:
         ((_, content),) = split_events(bytearray(event))
         assert stream.feed(event, content) == event
@@ -169,7 +179,7 @@ def test_every_event_of_a_broken_stream_passes_as_it_came_and_the_record_is_made
 def test_a_broken_stream_is_translated_or_refused_by_a_name_of_the_api(client: str, server: str, data: Any) -> None:
     if client == server:
         return
-    stream = PassageStream(DIALECTS[client], DIALECTS[server], Hidden(), {})
+    stream = TranslatedStream(DIALECTS[client], DIALECTS[server], Hidden(), {})
     raw = b""
     with refused_by_name():
         for event in data.draw(broken_streams(DIALECTS[server])):
@@ -199,14 +209,14 @@ def test_a_broken_whole_answer_passes_as_it_came_or_is_translated_or_refused_by_
     body = json.dumps(data.draw(broken(answered(DIALECTS[server])))).encode()
     for client in DIALECTS.values():
         if client.name == server:
-            chat, shown, unread = Passage(client, client, b"{}", {}, model="m", record_tokens=False).answer(body)
+            chat, shown, unread = Translation(client, client, b"{}", {}, model="m", record_tokens=False).answer(body)
             assert shown is body
             assert chat is None or record_of(chat, unread)
         elif client.translates and DIALECTS[server].translates:
             request = {"messages": [], "input": []}
-            passage = Passage(client, DIALECTS[server], b"{}", request, model="m", record_tokens=False)
+            translation = Translation(client, DIALECTS[server], b"{}", request, model="m", record_tokens=False)
             with refused_by_name():
-                _, shown, unread = passage.answer(body)
+                _, shown, unread = translation.answer(body)
                 assert isinstance(json.loads(shown), dict)
                 assert unread is None
 
@@ -254,8 +264,8 @@ def test_the_forms_of_a_whole_answer_mean_the_same_to_every_client(
     found = {}
     for name in ("chat", "messages", "responses"):
         request: dict[str, Any] = {"messages": [], "input": []}
-        passage = Passage(DIALECTS[name], DIALECTS["chat"], b"{}", request, model="m", record_tokens=False)
-        chat, shown, unread = passage.answer(json.dumps(answer).encode())
+        translation = Translation(DIALECTS[name], DIALECTS["chat"], b"{}", request, model="m", record_tokens=False)
+        chat, shown, unread = translation.answer(json.dumps(answer).encode())
         assert unread is None
         assert chat is not None
         said = chat["choices"][0]["message"]
@@ -289,6 +299,8 @@ def test_the_forms_of_a_whole_answer_mean_the_same_to_every_client(
 )
 def test_token_counts_as_text_or_missing_are_counted_as_far_as_they_go(usage: Any, tokens: tuple[int, int]) -> None:
     answer = {"id": "c", "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": usage}
-    passage = Passage(DIALECTS["messages"], DIALECTS["chat"], b"{}", {"messages": []}, model="m", record_tokens=False)
-    counted = json.loads(passage.answer(json.dumps(answer).encode())[1])["usage"]
+    translation = Translation(
+        DIALECTS["messages"], DIALECTS["chat"], b"{}", {"messages": []}, model="m", record_tokens=False
+    )
+    counted = json.loads(translation.answer(json.dumps(answer).encode())[1])["usage"]
     assert (counted["input_tokens"], counted["output_tokens"]) == tokens

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.dialects import DIALECTS, Dialect, Passage, StreamAssembler, WrongType, split_events
+from leyden.dialects import DIALECTS, Dialect, StreamAssembler, Translation, WrongType, split_events
 from leyden.dialects.fields import REASONING
 from leyden.errors import Untranslatable
 from leyden.testing import request_prompt_ids
@@ -429,8 +429,8 @@ def test_a_body_that_makes_no_sense_is_refused_or_left_to_the_server(request: di
         for upstream in DIALECTS.values():
             if client is upstream or (client.translates and upstream.translates):
                 with nullcontext() if client is upstream else suppress(Untranslatable, WrongType):
-                    passage = Passage(client, upstream, b"{}", request, model="m", record_tokens=True)
-                    passage.answer(json.dumps(request).encode())
+                    translation = Translation(client, upstream, b"{}", request, model="m", record_tokens=True)
+                    translation.answer(json.dumps(request).encode())
 
 
 # ---- each dialect's own ways -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from leyden.gateway import LLMProxy, UpstreamModel, proxy
-from leyden.gateway.balance import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Balancer
+from leyden.gateway.balance import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Balancer
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from tests.gateway.caller import Caller, new_caller, say
@@ -67,7 +67,7 @@ def test_a_failed_server_is_left_for_longer_each_time_and_then_tried_by_one_call
         balancer.end_attempt(("ro", "meanwhile"))
         balancer.end(A, healthy=None)
         balancer.end(B, healthy=True)
-        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        pause = min(pause * 2, MAX_PAUSE_SECONDS)
     balancer.begin(A)
     balancer.end(A, healthy=True)
     balancer.end_attempt(KEY)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leyden.gateway import LLMProxy, UpstreamModel, buffering
-from leyden.gateway.buffering import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Buffering
+from leyden.gateway.buffering import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Buffering
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from tests.gateway.caller import new_caller, say, until
@@ -60,11 +60,11 @@ def test_one_lossy_stream_switches_streams_off_for_a_minute_only(lossy: Bufferin
 
 
 def test_a_server_that_always_loses_ids_is_probed_rarely(lossy: Buffering, clock: Clock) -> None:
-    probes = probes_within(lossy, clock, 6 * LONGEST_PAUSE_SECONDS, n_ids=2)
+    probes = probes_within(lossy, clock, 6 * MAX_PAUSE_SECONDS, n_ids=2)
     pauses = [after - before for before, after in zip([0.0, *probes], probes, strict=False)]
-    doubling = [min(FIRST_PAUSE_SECONDS * 2**n, LONGEST_PAUSE_SECONDS) for n in range(len(pauses))]
+    doubling = [min(FIRST_PAUSE_SECONDS * 2**n, MAX_PAUSE_SECONDS) for n in range(len(pauses))]
     assert pauses == doubling
-    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert pauses[-1] == MAX_PAUSE_SECONDS
 
 
 def test_a_probe_that_comes_to_nothing_is_made_again_after_the_next_pause(lossy: Buffering, clock: Clock) -> None:

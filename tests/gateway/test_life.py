@@ -69,7 +69,7 @@ async def test_a_gateway_that_began_after_a_step_of_the_clock_goes_on_counting(
 async def test_of_attempts_that_nobody_ends_a_bounded_number_is_remembered_and_none_is_counted_anew(
     store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "_LIVE_KEPT", 2)
+    monkeypatch.setattr(attempts, "_MAX_LIVE", 2)
     met = Attempts(store)
     keys = [(one.rollout_id, one.attempt.attempt_id) for one in [await store.start_rollout(None) for _ in range(4)]]
     for number in range(2):

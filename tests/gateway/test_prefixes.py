@@ -17,7 +17,7 @@ KEY = ("ro", "at")
 
 
 def test_what_is_known_is_the_longest_common_beginning_with_any_earlier_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leyden.gateway.prefixes._ENDS_KEPT", 1000)
+    monkeypatch.setattr("leyden.gateway.prefixes._MAX_CONVERSATIONS", 1000)
     draw, prefixes, graph = random.Random(3), Prefixes(), TokenGraph()
     earlier: dict[str, list[int]] = {}
     for number in range(400):

@@ -599,7 +599,7 @@ async def delivering(
 ) -> AsyncGenerator[outbox.Outbox]:
     """An outbox with its background tasks, as a session runs them."""
     box = outbox.Outbox(store, path, max_bytes=max_bytes)
-    tasks = [asyncio.create_task(work) for work in (box.deliver(), box.unknown.run(), box.aside.run())]
+    tasks = [asyncio.create_task(work) for work in (box.deliver(), box.unknown.run(), box.dead_letters.run())]
     try:
         yield box
     finally:
@@ -643,7 +643,7 @@ async def test_the_time_in_which_a_store_is_away_does_not_count_for_feedback_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unknown, "_UNKNOWN_SECONDS", 0.5)
-    monkeypatch.setattr(unknown, "_LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(unknown, "_MAX_SECONDS", 0.05)
     async with Answering() as store, delivering(store) as box:
         await store.update_resources("rs", resources("old"))
         box.put(about("later"))
@@ -732,7 +732,7 @@ async def test_an_id_of_feedback_that_is_taken_is_set_aside_and_not_dropped(stor
         box.put(about("one", 1.0, feedback_id="same"))
         box.put(about("other", 0.0, feedback_id="same"))
         await until(lambda: not len(box))
-        assert (len(box.aside), box.refused) == (1, 0)
+        assert (len(box.dead_letters), box.refused) == (1, 0)
 
 
 async def test_a_session_adds_what_the_gateway_did_not_report(store: InMemoryLightningStore) -> None:

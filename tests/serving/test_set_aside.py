@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from leyden.errors import StoreError
-from leyden.gateway import LLMProxy
-from leyden.gateway import dead_letters as aside
+from leyden.gateway import LLMProxy, dead_letters
 from leyden.gateway.spool import SPANS, Spool
 from leyden.serving import OnlineSession, outbox
 from leyden.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
@@ -28,8 +27,8 @@ OF = "NEW.rollout = (SELECT seq FROM rollouts WHERE rollout_id = '{}')"
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "_AGAIN_SECONDS", 0.01)
-    for name, seconds in {"_FIRST_SECONDS": 0.1, "_LONGEST_SECONDS": 0.2}.items():
-        monkeypatch.setattr(aside, name, seconds)
+    for name, seconds in {"_FIRST_SECONDS": 0.1, "_MAX_SECONDS": 0.2}.items():
+        monkeypatch.setattr(dead_letters, name, seconds)
 
 
 @dataclass

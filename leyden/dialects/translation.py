@@ -28,7 +28,7 @@ _MISREAD = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that a translation raises for a body that breaks its API's rules, where no check names the field."""
 
 
-class Passage:
+class Translation:
     """The translation of one call: its request for the upstream, and the answer for the client."""
 
     def __init__(
@@ -106,9 +106,9 @@ class Passage:
         seen = visible(chat, self.hidden) or chat
         return chat, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), seen)), None
 
-    def stream(self) -> PassageStream:
+    def stream(self) -> TranslatedStream:
         """Return a translator for a response that is a stream."""
-        return PassageStream(self.client, self.upstream, self.hidden, self.request)
+        return TranslatedStream(self.client, self.upstream, self.hidden, self.request)
 
     @property
     def streams(self) -> bool:
@@ -148,7 +148,7 @@ class Passage:
         return raw if same else self.client.error(status, error_message(raw))
 
 
-class PassageStream:
+class TranslatedStream:
     """Translates a streamed answer event by event, and assembles it for the record.
 
     Without a translation every event passes, also one that the record cannot read.
