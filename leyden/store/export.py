@@ -16,7 +16,7 @@ need one type for all values. Times are Unix seconds.
     releases.parquet    one row for each release
     audit.parquet       one row for each change of a label, a freeze or a release, in their order
 
-To add a column, add its type to `_COLUMNS`, and its value to the file's `_..._row` function.
+The columns are the fields of the models in `leyden.types`, those with JSON last. `_COLUMNS` names the exceptions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from leyden._lib.atomic import ASIDE, append_privately, commit_directory
 from leyden._lib.extras import import_optional
+from leyden._lib.json import is_list
 from leyden.errors import ConfigError, UnknownRollout, redact
 from leyden.store.base import LightningStore
 from leyden.types import (
@@ -43,6 +45,7 @@ from leyden.types import (
     AttemptedRollout,
     AuditRecord,
     Feedback,
+    Label,
     MetricPoint,
     PaginatedResult,
     Release,
@@ -52,11 +55,9 @@ from leyden.types import (
     RunRecord,
     Span,
 )
-from leyden.types.checks import json_text, typed_json_text
+from leyden.types.checks import typed_json_text
 
 T = TypeVar("T", bound=BaseModel)
-
-ParquetRow = dict[str, Any]
 
 _PAGE = 5000
 """Items in one query. Each page scans all pages before it, so a page is large."""
@@ -65,135 +66,52 @@ _BATCH_ROLLOUTS = 50
 _GROUP_ROWS, _GROUP_BYTES = 20_000, 8 * 2**20
 """A row group is written when it has this many rows, or about this many bytes."""
 
-_COLUMNS = {
-    "rollouts": {
-        "rollout_id": "string",
-        "status": "string",
-        "mode": "string",
-        "priority": "int32",
-        "resources_id": "string",
-        "run_id": "string",
-        "group_id": "string",
-        "arm": "string",
-        "resources_version": "int64",
-        "reward": "float64",
-        "start_time": "float64",
-        "end_time": "float64",
-        "input": "string",
-        "config": "string",
-        "metadata": "string",
-    },
-    "attempts": {
-        "rollout_id": "string",
-        "attempt_id": "string",
-        "sequence_id": "int64",
-        "status": "string",
-        "worker_id": "string",
-        "start_time": "float64",
-        "end_time": "float64",
-        "last_heartbeat_time": "float64",
-        "reward": "float64",
-        "rewards": "string",
-        "prompt_tokens": "int64",
-        "response_tokens": "int64",
-        "cost": "float64",
-        "failure": "string",
-        "metadata": "string",
-    },
+JSON: Final = "json"
+"""The kind of a column with the JSON text of a field."""
+_REDACTED: Final = "redacted json"
+"""The kind of a column with JSON text without keys, because the files are copied to places that are not as secret as
+the store."""
+_KINDS = {str: "string", int: "int64", float: "float64", bool: "bool"}
+
+
+def columns_of(model: type[BaseModel]) -> dict[str, str]:
+    """Return the kind of the column for each field of a model, by name. Those with JSON come last."""
+    columns = {name: _kind(field.annotation) for name, field in model.model_fields.items()}
+    return dict(sorted(columns.items(), key=lambda column: column[1] == JSON))
+
+
+def _kind(hint: Any) -> str:
+    """Return the kind of the column for a field of this type: JSON unless all its values are of one plain type."""
+    parts = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return _kind(parts[0])
+    if get_origin(hint) is Literal:
+        return _kind(type(parts[0]))
+    if get_origin(hint) in (Union, UnionType):
+        kinds = {_kind(part) for part in parts if part is not NoneType}
+        return kinds.pop() if len(kinds) == 1 else JSON
+    return _KINDS.get(hint, JSON)
+
+
+_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "rollouts": {**columns_of(Rollout), "priority": "int32", "reward": "float64"},
+    "attempts": columns_of(Attempt),
     "spans": {
-        "rollout_id": "string",
-        "attempt_id": "string",
-        "sequence_id": "int64",
-        "trace_id": "string",
-        "span_id": "string",
-        "parent_id": "string",
-        "name": "string",
-        "kind": "string",
-        "status_code": "string",
-        "status_description": "string",
-        "start_time": "float64",
-        "end_time": "float64",
-        "attributes": "string",
-        "events": "string",
-        "resource": "string",
-        "prompt_ids": "list<int32>",
-        "response_ids": "list<int32>",
-        "logprobs": "list<float32>",
-        "policy_versions": "list<int32>",
-        "loss_mask": "list<int8>",
+        **{name: kind for name, kind in columns_of(Span).items() if name not in ("status", "tokens")},
+        **dict.fromkeys(("status_code", "status_description"), "string"),
+        **dict.fromkeys(("prompt_ids", "response_ids", "policy_versions"), "list int32"),
+        "logprobs": "list float32",
+        "loss_mask": "list int8",
     },
-    "resources": {
-        "resources_id": "string",
-        "version": "int64",
-        "create_time": "float64",
-        "update_time": "float64",
-        "parent": "string",
-        "author": "string",
-        "frozen": "bool",
-        "resources": "string",
-    },
-    "runs": {
-        "run_id": "string",
-        "name": "string",
-        "kind": "string",
-        "status": "string",
-        "start_time": "float64",
-        "end_time": "float64",
-        "last_heartbeat_time": "float64",
-        "cause": "string",
-        "config": "string",
-    },
-    "metrics": {
-        "run_id": "string",
-        "stage": "string",
-        "iteration": "int64",
-        "name": "string",
-        "value": "float64",
-        "time": "float64",
-    },
-    "feedback": {
-        "sequence_id": "int64",
-        "feedback_id": "string",
-        "rollout_id": "string",
-        "source": "string",
-        "kind": "string",
-        "value": "string",
-        "given_time": "float64",
-        "received_time": "float64",
-        "resources_id": "string",
-        "version": "int64",
-        "arm": "string",
-    },
-    "labels": {
-        "label": "string",
-        "resources_id": "string",
-        "version": "int64",
-    },
-    "releases": {
-        "release_id": "string",
-        "state": "string",
-        "from_version": "string",
-        "canary_version": "string",
-        "details": "string",
-        "deadline": "float64",
-        "create_time": "float64",
-        "update_time": "float64",
-    },
-    "audit": {
-        "sequence_id": "int64",
-        "action": "string",
-        "time": "float64",
-        "label": "string",
-        "before": "string",
-        "after": "string",
-        "release_id": "string",
-        "state": "string",
-        "who": "string",
-        "why": "string",
-    },
+    "resources": columns_of(ResourcesUpdate),
+    "runs": {**columns_of(RunRecord), "config": _REDACTED},
+    "metrics": {"run_id": "string", **columns_of(MetricPoint)},
+    "feedback": columns_of(Feedback),
+    "labels": columns_of(Label),
+    "releases": {**columns_of(Release), "details": _REDACTED},
+    "audit": columns_of(AuditRecord),
 }
-"""The columns of each file with their types. A column holds the field of the same name unless the file's `_..._row`
-function says otherwise."""
+"""The columns of each file with their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +155,23 @@ async def export_parquet(
     try:
         try:
             await _write_rollouts(store, tables, status_in, on_progress)
-            await _write_resources(store, tables["resources"])
-            await _write_runs(store, tables["runs"], tables["metrics"])
-            await _write_feedback(store, tables["feedback"])
-            await _write_releases(store, tables)
+            versions = partial(store.query_resources, all_versions=True)
+            async for updates, _ in _pages(versions, "resources_id", "version"):
+                await tables["resources"].add(map(_without_keys, updates))
+            async for runs, _ in _pages(partial(store.query_runs, sort_by=None, sort_order="asc"), "run_id"):
+                for run in runs:
+                    points = partial(store.query_metrics, run.run_id)
+                    async for page, _ in _pages(points, "iteration", "stage", "name"):
+                        await tables["metrics"].add({"run_id": run.run_id, **vars(point)} for point in page)
+                await tables["runs"].add(map(vars, runs))
+            async for page, _ in _pages(store.query_feedback, "sequence_id"):
+                await tables["feedback"].add(map(vars, page))
+            await tables["labels"].add(map(vars, await store.get_labels()))
+            async for page, _ in _pages(partial(store.query_releases, sort_order="asc"), "release_id"):
+                await tables["releases"].add(map(vars, page))
+            # The audit log is read last, so that it explains the others.
+            async for page, _ in _pages(partial(store.query_audit, sort_order="asc"), "sequence_id"):
+                await tables["audit"].add(map(vars, page))
         finally:
             for table in tables.values():
                 table.close()
@@ -251,106 +182,36 @@ async def export_parquet(
     return Exported(directory, {name: table.written for name, table in tables.items()})
 
 
-# ---- reading -------------------------------------------------------------------------------------
-
-
 async def _write_rollouts(
     store: LightningStore,
-    tables: dict[str, _Table],
+    tables: Mapping[str, _Table],
     status_in: Sequence[RolloutStatus] | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Write the rollouts of these statuses, with their attempts and spans, to the tables.
+    """Write the rollouts of these statuses (None: of all), with their attempts and spans.
 
-    status_in: None for all.
+    All rollouts are read in the order of their arrival, because a page of some statuses would shift with every rollout
+    that changes its status.
+
     on_progress: called after each batch with the rollouts read so far, and their total.
     """
-
-    # All rollouts in the order of their arrival: a page of some statuses would shift with every
-    # rollout that changes its status.
-    async def ask(limit: int, offset: int) -> PaginatedResult[Rollout]:
-        return await store.query_rollouts(limit=limit, offset=offset)
-
     done = 0
-    async for page, total in _pages(ask, attrgetter("rollout_id")):
+    async for page, total in _pages(store.query_rollouts, "rollout_id"):
         for start in range(0, len(page), _BATCH_ROLLOUTS):
             batch = page[start : start + _BATCH_ROLLOUTS]
             wanted = [rollout for rollout in batch if status_in is None or rollout.status in status_in]
-            for record in await _records(store, wanted):
-                tables["rollouts"].add(_rollout_row(record))
-                tables["attempts"].add_many(_attempt_row(attempt) for attempt in record.attempts)
-                tables["spans"].add_many(_span_row(span) for span in record.spans)
-            for table in tables.values():
-                await table.write_if_full()
+            for rollout, attempts, spans in await _records(store, wanted):
+                reward = attempts[-1].reward if attempts else None
+                await tables["rollouts"].add([{**vars(rollout), "reward": reward}])
+                await tables["attempts"].add(map(vars, attempts))
+                await tables["spans"].add(map(_span_fields, spans))
             done += len(batch)
             if on_progress is not None:
                 on_progress(done, max(done, total))
 
 
-async def _write_resources(store: LightningStore, table: _Table) -> None:
-    """Write all versions of all resources, in the order in which they were written."""
-
-    async def ask(limit: int, offset: int) -> PaginatedResult[ResourcesUpdate]:
-        return await store.query_resources(all_versions=True, limit=limit, offset=offset)
-
-    async for updates, _ in _pages(ask, attrgetter("resources_id", "version")):
-        table.add_many(_resources_row(update) for update in updates)
-        await table.write_if_full()
-
-
-async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> None:
-    """Write all runs and their metrics."""
-
-    async def ask(limit: int, offset: int) -> PaginatedResult[RunRecord]:
-        return await store.query_runs(sort_by=None, sort_order="asc", limit=limit, offset=offset)
-
-    async for page, _ in _pages(ask, attrgetter("run_id")):
-        for run in page:
-            runs.add(vars(run) | {"config": redact(json_text(run.config, "the config of a run"))})
-            await _write_metrics(store, run.run_id, metrics)
-        await runs.write_if_full()
-
-
-async def _write_metrics(store: LightningStore, run_id: str, table: _Table) -> None:
-    async def ask(limit: int, offset: int) -> PaginatedResult[MetricPoint]:
-        return await store.query_metrics(run_id, limit=limit, offset=offset)
-
-    async for points, _ in _pages(ask, attrgetter("iteration", "stage", "name")):
-        table.add_many(vars(point) | {"run_id": run_id} for point in points)
-        await table.write_if_full()
-
-
-async def _write_feedback(store: LightningStore, table: _Table) -> None:
-    """Write all feedback in the order of arrival."""
-
-    async def ask(limit: int, offset: int) -> PaginatedResult[Feedback]:
-        return await store.query_feedback(limit=limit, offset=offset)
-
-    async for page, _ in _pages(ask, attrgetter("sequence_id")):
-        table.add_many(vars(one) | {"value": json_text(one.value, "the value of feedback")} for one in page)
-        await table.write_if_full()
-
-
-async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> None:
-    """Write labels, releases and the audit log. The log is read last, so that it explains the others."""
-
-    async def ask_releases(limit: int, offset: int) -> PaginatedResult[Release]:
-        return await store.query_releases(sort_order="asc", limit=limit, offset=offset)
-
-    async def ask_audit(limit: int, offset: int) -> PaginatedResult[AuditRecord]:
-        return await store.query_audit(sort_order="asc", limit=limit, offset=offset)
-
-    tables["labels"].add_many(vars(label) for label in await store.get_labels())
-    async for page, _ in _pages(ask_releases, attrgetter("release_id")):
-        tables["releases"].add_many(_release_row(release) for release in page)
-        await tables["releases"].write_if_full()
-    async for page, _ in _pages(ask_audit, attrgetter("sequence_id")):
-        tables["audit"].add_many(_audit_row(record) for record in page)
-        await tables["audit"].write_if_full()
-
-
 async def _pages(
-    ask: Callable[[int, int], Awaitable[PaginatedResult[T]]], key: Callable[[T], Hashable]
+    ask: Callable[..., Awaitable[PaginatedResult[T]]], *key: str
 ) -> AsyncIterator[tuple[Sequence[T], int]]:
     """Yield all items page by page, without repeats, each page with the total number of items.
 
@@ -359,12 +220,13 @@ async def _pages(
     a smaller offset.
 
     ask: returns a page, given limit and offset.
-    key: returns the value that identifies an item.
+    key: the fields that together identify an item.
     """
-    offset, before = 0, set[Hashable]()
+    identity = attrgetter(*key)
+    offset, before = 0, set[Any]()
     while True:
-        page = await ask(_PAGE, max(0, offset - 1))
-        known = [index for index, item in enumerate(page) if key(item) in before]
+        page = await ask(limit=_PAGE, offset=max(0, offset - 1))
+        known = [index for index, item in enumerate(page) if identity(item) in before]
         if before and not known and page.offset > 0:
             offset = max(1, offset - _PAGE + 1)
             continue
@@ -372,17 +234,12 @@ async def _pages(
         if not fresh:
             return
         yield fresh, page.total
-        before = {key(item) for item in fresh}
+        before = {identity(item) for item in fresh}
         offset = page.offset + len(page)
 
 
-@dataclass(slots=True)
-class _Record:
-    """A rollout with its attempts and spans."""
-
-    rollout: Rollout
-    attempts: Sequence[Attempt]
-    spans: Sequence[Span]
+_Record: TypeAlias = tuple[Rollout, Sequence[Attempt], Sequence[Span]]
+"""A rollout with its attempts and their spans."""
 
 
 async def _records(store: LightningStore, rollouts: Sequence[Rollout]) -> list[_Record]:
@@ -403,131 +260,71 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
         query is made.
     """
     if not isinstance(rollout, AttemptedRollout) and not latest_spans:
-        return _Record(rollout, [], [])
+        return rollout, [], []
     if (
         isinstance(rollout, AttemptedRollout)
         and rollout.attempt.sequence_id == 1
         and all(span.attempt_id == rollout.attempt.attempt_id for span in latest_spans)
     ):
-        return _Record(rollout, [rollout.attempt], latest_spans)
+        return rollout, [rollout.attempt], latest_spans
     # There are several attempts, some of them perhaps newer than the page, so read everything anew.
     rollout = await store.get_rollout_by_id(rollout.rollout_id)
     attempts = await store.query_attempts(rollout.rollout_id)
     spans = [await store.query_spans(rollout.rollout_id, attempt.attempt_id) for attempt in attempts]
-    return _Record(rollout, attempts, [span for group in spans for span in group])
+    return rollout, attempts, [span for group in spans for span in group]
 
 
-# ---- rows ----------------------------------------------------------------------------------------
+def _span_fields(span: Span) -> dict[str, Any]:
+    """Return a span's values by column name, with those of its status and its token record."""
+    status = {"status_code": span.status.status_code, "status_description": span.status.description}
+    return ({} if span.tokens is None else vars(span.tokens)) | vars(span) | status
 
 
-def _rollout_row(record: _Record) -> ParquetRow:
-    """Return a rollout's values by column name, with the reward of its latest attempt."""
-    rollout = record.rollout
-    return vars(rollout) | {
-        "reward": record.attempts[-1].reward if record.attempts else None,
-        "input": json_text(rollout.input, "the input of a rollout"),
-        "config": rollout.config.model_dump_json(),
-        "metadata": json_text(rollout.metadata, "the metadata of a rollout"),
-    }
-
-
-def _attempt_row(attempt: Attempt) -> ParquetRow:
-    return vars(attempt) | {
-        "metadata": json_text(attempt.metadata, "the metadata of an attempt"),
-        "rewards": json_text(attempt.rewards, "the rewards of an attempt"),
-    }
-
-
-def _span_row(span: Span) -> ParquetRow:
-    """Return a span's values by column name, with those of its token record."""
-    tokens = {} if span.tokens is None else vars(span.tokens)
-    return (
-        tokens
-        | vars(span)
-        | {
-            "status_code": span.status.status_code,
-            "status_description": span.status.description,
-            "attributes": typed_json_text(span.attributes, "the attributes of a span"),
-            "events": typed_json_text(span.events, "the events of a span"),
-            "resource": typed_json_text(span.resource, "the resource of a span"),
-        }
-    )
-
-
-def _resources_row(update: ResourcesUpdate) -> ParquetRow:
-    """Return a version of resources without the keys of models, because the files are copied to places that are not as
-    secret as the store.
+def _without_keys(update: ResourcesUpdate) -> dict[str, Any]:
+    """Return a version's values by column name. Its models lack their keys, and have `***` for keys in their addresses
+    and sampling parameters, because the files are copied to places that are not as secret as the store.
     """
-    resources = {name: _without_keys(each) for name, each in update.resources.items()}
-    return vars(update) | {
-        "parent": json_text(update.parent, "the parent of resources"),
-        "resources": json_text(resources, "resources"),
-    }
-
-
-def _without_keys(resource: Any) -> Any:
-    """Return a model as JSON without its key, and with `***` for keys in its address and sampling parameters. Return
-    any other resource unchanged.
-    """
-    if not isinstance(resource, LLM):
-        return resource
-    fields = {**resource.model_dump(mode="json"), "api_key": None}
-    return json.loads(redact(json_text(fields, "resources")))
-
-
-def _release_row(release: Release) -> ParquetRow:
-    return vars(release) | {
-        "from_version": json_text(release.from_version, "a version"),
-        "canary_version": json_text(release.canary_version, "a version"),
-        "details": redact(json_text(release.details, "the details of a release")),
-    }
-
-
-def _audit_row(record: AuditRecord) -> ParquetRow:
-    return vars(record) | {
-        "before": json_text(record.before, "a version"),
-        "after": json_text(record.after, "a version"),
-    }
-
-
-# ---- writing -------------------------------------------------------------------------------------
+    resources: dict[str, Any] = dict(update.resources)
+    for name, resource in update.resources.items():
+        if isinstance(resource, LLM):
+            fields = {**resource.model_dump(mode="json"), "api_key": None}
+            resources[name] = json.loads(redact(typed_json_text(fields, "resources")))
+    return {**vars(update), "resources": resources}
 
 
 class _Table:
     """One Parquet file, written row group by row group."""
 
-    def __init__(self, path: Path, columns: dict[str, str]) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
         arrow, parquet = arrow_modules()
-        kinds = {
-            "string": arrow.string(),
-            "int32": arrow.int32(),
-            "int64": arrow.int64(),
-            "bool": arrow.bool_(),
-            "float64": arrow.float64(),
-            "list<int8>": arrow.list_(arrow.int8()),
-            "list<int32>": arrow.list_(arrow.int32()),
-            "list<float32>": arrow.list_(arrow.float32()),
-        }
-        self._schema = arrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        fields: list[tuple[str, Any]] = []
+        for name, kind in columns.items():
+            if kind.startswith("list "):
+                fields.append((name, arrow.list_(arrow.type_for_alias(kind.removeprefix("list ")))))
+            else:
+                fields.append((name, arrow.string() if kind in (JSON, _REDACTED) else arrow.type_for_alias(kind)))
+        self._schema = arrow.schema(fields)
         append_privately(path).close()  # with its mode
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
-        self._names = list(columns)
+        self._columns = columns
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
         self.written = 0
 
-    def add(self, row: ParquetRow) -> None:
-        """Add a row. Values without a column are left out, and missing values are null."""
-        values = tuple(row.get(name) for name in self._names)
-        self._rows.append(values)
-        self._bytes += sum(_length(value) for value in values)
-
-    def add_many(self, rows: Iterable[ParquetRow]) -> None:
+    async def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of values by column name, and write a row group if there are enough. Values without a column are
+        left out, and missing values are null.
+        """
         for row in rows:
-            self.add(row)
-
-    async def write_if_full(self) -> None:
-        """Write a row group if the pending rows are enough for one."""
+            cells: list[Any] = []
+            for name, kind in self._columns.items():
+                cell = row.get(name)
+                if kind in (JSON, _REDACTED):
+                    cell = typed_json_text(cell, f"the {name}")
+                    cell = redact(cell) if kind == _REDACTED else cell
+                cells.append(cell)
+                self._bytes += 4 * len(cell) if is_list(cell) else len(cell) if isinstance(cell, str) else 8
+            self._rows.append(tuple(cells))
         if len(self._rows) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
             await asyncio.to_thread(self._write)
 
@@ -538,16 +335,11 @@ class _Table:
     def _write(self) -> None:
         """Write the pending rows as one row group."""
         arrow, _ = arrow_modules()
-        columns = zip(*self._rows, strict=True) if self._rows else [() for _ in self._names]
+        columns = zip(*self._rows, strict=True) if self._rows else [() for _ in self._columns]
         arrays = [arrow.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
         self._writer.write_table(arrow.table(arrays, schema=self._schema))
         self.written += len(self._rows)
         self._rows, self._bytes = [], 0
-
-
-def _length(value: Any) -> int:
-    """Return the approximate size of a value in bytes."""
-    return 4 * len(cast("list[int]", value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 8
 
 
 @cache

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -21,13 +21,11 @@ from leyden._lib.json import check_json_work
 from leyden._lib.text import fault_reason, shown
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
-from leyden.store.export import arrow_modules
+from leyden.store.export import JSON, arrow_modules, columns_of
 from leyden.store.sql.body.restoring import Restored
 from leyden.store.sql.sql_store import SqlLightningStore
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
 from leyden.types.checks import check_audit, check_feedback, check_id, check_label, check_release, check_version
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class _Rollout(BaseModel):
@@ -46,32 +44,16 @@ def _check_rollout(rollout: _Rollout) -> None:
     check_id("arm", rollout.arm)
 
 
-_JSON: dict[type[BaseModel], tuple[str, ...]] = {
-    ResourcesUpdate: ("resources", "parent"),
-    Release: ("from_version", "canary_version", "details"),
-    AuditRecord: ("before", "after"),
-    Feedback: ("value",),
-    Label: (),
-    _Rollout: (),
+_FILES: dict[str, tuple[type[BaseModel], tuple[str, ...], Callable[[Any], object]]] = {
+    "resources": (ResourcesUpdate, ("resources_id", "version"), check_version),
+    "labels": (Label, ("label",), check_label),
+    "releases": (Release, ("release_id",), check_release),
+    "audit": (AuditRecord, (), check_audit),
+    "feedback": (Feedback, ("feedback_id",), check_feedback),
+    "rollouts": (_Rollout, ("rollout_id",), _check_rollout),
 }
-"""The columns that are JSON text."""
-_KEYS: dict[type[BaseModel], tuple[str, ...]] = {
-    ResourcesUpdate: ("resources_id", "version"),
-    Release: ("release_id",),
-    Feedback: ("feedback_id",),
-    Label: ("label",),
-    _Rollout: ("rollout_id",),
-}
-"""The columns that no two rows share."""
-_CHECKS: dict[type[BaseModel], Callable[[Any], object]] = {
-    ResourcesUpdate: check_version,
-    Release: check_release,
-    AuditRecord: check_audit,
-    Feedback: check_feedback,
-    Label: check_label,
-    _Rollout: _check_rollout,
-}
-"""The checks of a record, which every way into a store makes."""
+"""The model of the rows of each file, the columns that no two rows share, and the check that every way into a store
+makes."""
 _MOST_CHUNK_BYTES = 2**30
 """The most bytes of one column in one row group. An export writes row groups of 8 MiB."""
 _MOST_BYTES = 2**30
@@ -101,17 +83,14 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
             f"cannot import into {store.url} through its server; stop the server, and give the file or the database behind it"
         )
     directory = Path(directory)
+    rows = {name: _items(directory / f"{name}.parquet", *of) for name, of in _FILES.items()}
     restored = Restored(
-        resources=_items(directory / "resources.parquet", ResourcesUpdate),
-        labels=_items(directory / "labels.parquet", Label),
-        releases=_items(directory / "releases.parquet", Release),
-        audit=_items(directory / "audit.parquet", AuditRecord),
-        feedback=_items(directory / "feedback.parquet", Feedback),
         served=[
             (live.rollout_id, live.resources_id, live.resources_version, live.arm)
-            for live in _items(directory / "rollouts.parquet", _Rollout)
+            for live in rows.pop("rollouts")
             if live.mode == "live" and live.resources_id is not None and live.resources_version is not None
         ],
+        **rows,
     )
     versions = {(row.resources_id, row.version) for row in restored.resources}
     for number, label in enumerate(restored.labels, 1):
@@ -121,29 +100,30 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
                 f"{label.resources_id!r}, which resources.parquet lacks; give a directory that `leyden store export` made"
             )
     await store.restore(restored)
-    names = ("resources", "labels", "releases", "audit", "feedback")
-    return Imported({name: len(getattr(restored, name)) for name in names})
+    return Imported({name: len(items) for name, items in rows.items()})
 
 
-def _items(path: Path, model: type[M]) -> list[M]:
+def _items(path: Path, model: type[BaseModel], keys: tuple[str, ...], check: Callable[[Any], object]) -> list[Any]:
     """Return the rows of one file as objects of `model`. Raise ConfigError, which names the row and the column, for a
     row that no store takes.
     """
-    items: list[M] = []
+    columns = columns_of(model)
+    items: list[Any] = []
     seen: set[tuple[Any, ...]] = set()
-    for number, row in enumerate(_rows(path, list(model.model_fields)), 1):
+    for number, row in enumerate(_rows(path, list(columns)), 1):
         column = ""
         try:
-            for column in _JSON[model]:
-                row[column] = _parsed(row[column])
+            for column in (name for name, kind in columns.items() if kind == JSON):
+                cell = row[column]
+                check_json_work(cell.encode() if isinstance(cell, str) else b"")
+                row[column] = json.loads(cell, parse_constant=_refuse)
             column = ""
             items.append(model.model_validate(row))
-            _CHECKS[model](items[-1])
-            if names := _KEYS.get(model):
-                key = tuple(getattr(items[-1], name) for name in names)
-                if key in seen:
-                    raise ValueError(f"an earlier row has the same {' and '.join(names)}, {', '.join(map(repr, key))}")
-                seen.add(key)
+            check(items[-1])
+            key = tuple(row[name] for name in keys)
+            if keys and key in seen:
+                raise ValueError(f"an earlier row has the same {' and '.join(keys)}, {', '.join(map(repr, key))}")
+            seen.add(key)
         except (ValidationError, ValueError, TypeError) as error:
             reason = str(error)
             if isinstance(error, ValidationError):
@@ -155,12 +135,6 @@ def _items(path: Path, model: type[M]) -> list[M]:
                 f"{path}, {where}, is no {model.__name__.strip('_')}: {reason}; give a directory that `leyden store export` made"
             ) from error
     return items
-
-
-def _parsed(cell: Any) -> Any:
-    """Return the value of a cell with JSON. Raise ValueError for one that takes too much work."""
-    check_json_work(cell.encode() if isinstance(cell, str) else b"")
-    return json.loads(cell, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> NoReturn:

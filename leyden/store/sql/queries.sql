@@ -539,13 +539,8 @@ FROM audit d
 -- name: insert_release
 -- Add a release, unless it exists.
 INSERT INTO releases (release_id, state, from_id, from_version, canary_id, canary_version, details, deadline, create_time, update_time)
-VALUES (:release_id, :state, :from_id, :from_version, :canary_id, :canary_version, :details, :deadline, :now, :now)
-ON CONFLICT (release_id) DO NOTHING
-
--- name: restore_release
--- Add a release of another store, with the times that it had there.
-INSERT INTO releases (release_id, state, from_id, from_version, canary_id, canary_version, details, deadline, create_time, update_time)
 VALUES (:release_id, :state, :from_id, :from_version, :canary_id, :canary_version, :details, :deadline, :create_time, :update_time)
+ON CONFLICT (release_id) DO NOTHING
 
 -- name: has_released
 -- One row if the store has resources, feedback, releases or an audit log.

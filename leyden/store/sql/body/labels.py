@@ -144,14 +144,18 @@ def note(
     state: str | None = None,
     who: str | None,
     why: str | None,
+    time: float | None = None,
 ) -> None:
-    """Write one record of the audit log, and notify the callers that wait for labels."""
+    """Write one record of the audit log, and notify the callers that wait for labels.
+
+    time: None for now.
+    """
     tx.labels = True
     (from_id, from_version), (to_id, to_version) = before or (None, None), after or (None, None)
     tx.run(
         "insert_audit",
         action=action,
-        time=tx.now,
+        time=tx.now if time is None else time,
         label=label,
         from_id=from_id,
         from_version=from_version,

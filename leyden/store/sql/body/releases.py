@@ -11,7 +11,7 @@ from leyden.store.sql.body.resource_versions import unknown_version
 from leyden.store.sql.pages import Filters, order_and_limit, page_of
 from leyden.store.sql.rows import release_from
 from leyden.store.sql.transaction import Transaction
-from leyden.types import UNSET, LabelMove, PaginatedResult, Release, SortOrder, Unset
+from leyden.types import UNSET, LabelMove, PaginatedResult, Release, SortOrder, Unset, VersionKey
 from leyden.types.checks import check_deadline, check_id, json_text
 
 _SORTABLE = {name: f"e.{name}" for name in ("create_time", "update_time")}
@@ -38,18 +38,16 @@ def create_release(
     check_id("release_id", release_id)
     check_id("state", state)
     check_deadline(deadline)
-    (from_id, from_number), (canary_id, canary_number) = from_version or (None, None), canary_version
-    created = tx.change(
-        "insert_release",
+    created = insert_release(
+        tx,
         release_id=release_id,
         state=state,
-        from_id=from_id,
-        from_version=from_number,
-        canary_id=canary_id,
-        canary_version=canary_number,
+        from_version=from_version,
+        canary_version=canary_version,
         details=_text(details),
         deadline=deadline,
-        now=tx.now,
+        create_time=tx.now,
+        update_time=tx.now,
     )
     if not created:
         present = get_release(tx, release_id)
@@ -65,6 +63,23 @@ def create_release(
     move_labels(tx, labels, who=who, why=why, release_id=release_id)
     note(tx, "release", after=canary_version, release_id=release_id, state=state, who=who, why=why)
     return get_release(tx, release_id)
+
+
+def insert_release(
+    tx: Transaction, *, from_version: VersionKey | None, canary_version: VersionKey, **columns: Any
+) -> int:
+    """Insert the row of a release, unless there is one with its id, and return the number of new rows.
+
+    columns: the other fields of `Release`, with the details as JSON.
+    """
+    (from_id, from_number), (canary_id, canary_number) = from_version or (None, None), canary_version
+    versions = {
+        "from_id": from_id,
+        "from_version": from_number,
+        "canary_id": canary_id,
+        "canary_version": canary_number,
+    }
+    return tx.change("insert_release", **columns, **versions)
 
 
 def advance_release(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leyden.errors import ConfigError
-from leyden.store.sql.rows import utf8_text
+from leyden.store.sql.body.labels import note
+from leyden.store.sql.body.releases import insert_release
 from leyden.store.sql.transaction import Transaction
 from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
 from leyden.types.checks import check_audit, check_feedback, check_label, check_release, check_version
@@ -35,26 +36,8 @@ def restore(tx: Transaction, restored: Restored) -> None:
         raise ConfigError(
             f"{tx.store_url} has resources, feedback, releases or an audit log already; import into a new store"
         )
-    _add_versions(tx, restored.resources)
-    for label in restored.labels:
-        check_label(label)
-        tx.run("put_label", label=label.label, resources_id=label.resources_id, version=label.version)
-    for release in restored.releases:
-        _add_release(tx, release)
-    for record in restored.audit:
-        _add_record(tx, record)
-    for one in restored.feedback:
-        fields = one.model_dump(exclude={"sequence_id"})
-        tx.run("insert_feedback", **{**fields, "value": check_feedback(one)})
-    for row in restored.served:
-        tx.put_many("insert_served", [row])
-    tx.labels = True
-
-
-def _add_versions(tx: Transaction, versions: Sequence[ResourcesUpdate]) -> None:
-    """Insert versions of resources, with their times and whether they are frozen."""
-    tx.tally({"resources": len({each.resources_id for each in versions})})
-    for each in versions:
+    tx.tally({"resources": len({each.resources_id for each in restored.resources})})
+    for each in restored.resources:
         parent_id, parent_version = each.parent or (None, None)
         tx.run(
             "insert_resources",
@@ -69,42 +52,15 @@ def _add_versions(tx: Transaction, versions: Sequence[ResourcesUpdate]) -> None:
         )
         if each.frozen:
             tx.run("set_frozen", frozen=1, resources_id=each.resources_id, version=each.version)
-
-
-def _add_release(tx: Transaction, release: Release) -> None:
-    """Insert a release with its times, without moving labels or writing audit records."""
-    from_id, from_number = release.from_version or (None, None)
-    canary_id, canary_number = release.canary_version
-    tx.run(
-        "restore_release",
-        release_id=release.release_id,
-        state=release.state,
-        from_id=from_id,
-        from_version=from_number,
-        canary_id=canary_id,
-        canary_version=canary_number,
-        details=check_release(release),
-        deadline=release.deadline,
-        create_time=release.create_time,
-        update_time=release.update_time,
-    )
-
-
-def _add_record(tx: Transaction, record: AuditRecord) -> None:
-    """Append one record to the audit log with its original time."""
-    check_audit(record)
-    (from_id, from_version), (to_id, to_version) = record.before or (None, None), record.after or (None, None)
-    tx.run(
-        "insert_audit",
-        action=record.action,
-        time=record.time,
-        label=record.label,
-        from_id=from_id,
-        from_version=from_version,
-        to_id=to_id,
-        to_version=to_version,
-        release_id=record.release_id,
-        state=record.state,
-        who=record.who,
-        why=utf8_text(record.why),
-    )
+    for label in restored.labels:
+        check_label(label)
+        tx.run("put_label", label=label.label, resources_id=label.resources_id, version=label.version)
+    for release in restored.releases:
+        insert_release(tx, **release.model_dump(exclude={"details"}), details=check_release(release))
+    for record in restored.audit:
+        check_audit(record)
+        note(tx, **record.model_dump(exclude={"sequence_id"}))
+    for one in restored.feedback:
+        tx.run("insert_feedback", **{**one.model_dump(exclude={"sequence_id"}), "value": check_feedback(one)})
+    tx.put_many("insert_served", restored.served)
+    tx.labels = True
