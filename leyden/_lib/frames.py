@@ -6,16 +6,21 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-_LEYDEN = Path(__file__).parents[1]
+_LEYDEN = f"{Path(__file__).parents[1]}{os.sep}"
 _COMPAT = f"{os.sep}leyden_compat{os.sep}"
 """The package of leyden-compat, which a clone has in another folder."""
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Folders of installed packages: of an environment, a user or a distribution."""
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_AGENTS = tuple(f"{_LEYDEN}{os.sep}{name}{os.sep}" for name in (f"cli{os.sep}demo", "testing"))
+_AGENTS = tuple(f"{_LEYDEN}{name}{os.sep}" for name in (f"cli{os.sep}demo", "testing"))
 """Leyden's own agents count as a user's."""
+_IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")
+_TYPED = ("<stdin>", "<console>", "<ipython-input", "<python-input")
+"""Beginnings of the file names of what a user types. Other names in angle brackets belong to generated code."""
 
 
 def current_frames() -> dict[int, FrameType]:
@@ -24,10 +29,47 @@ def current_frames() -> dict[int, FrameType]:
 
 
 def is_users_file(filename: str) -> bool:
-    """Return whether a frame's file is neither Leyden's nor a library's."""
-    if filename.startswith(("<frozen", *_LIBRARIES)) or _COMPAT in filename:
-        return False
-    return not filename.startswith(f"{_LEYDEN}{os.sep}") or filename.startswith(_AGENTS)
+    """Return whether a frame's file is neither Leyden's nor a library's, nor generated code such as the methods of a
+    dataclass.
+    """
+    if filename.startswith(_AGENTS):
+        return True
+    if filename.startswith("<"):
+        return filename.startswith(_TYPED) or (filename == "<string>" and sys.argv[:1] == ["-c"])
+    return not filename.startswith((_LEYDEN, *_LIBRARIES)) and not any(
+        folder in filename for folder in (_COMPAT, *_PACKAGES)
+    )
+
+
+def users_frame(frames: Sequence[FrameType]) -> FrameType | None:
+    """Return the innermost frame in a user's file. Without one, return the outermost frame of an installed package
+    other than Leyden, which is where an installed agent begins. None if there is neither.
+
+    frames: the innermost last.
+    """
+    for frame in reversed(frames):
+        if is_users_file(frame.f_code.co_filename):
+            return frame
+    names = ((frame, frame.f_code.co_filename) for frame in frames)
+    return next(
+        (
+            frame
+            for frame, name in names
+            if not name.startswith(_LEYDEN) and any(folder in name for folder in _PACKAGES)
+        ),
+        None,
+    )
+
+
+def importing(frames: Sequence[FrameType]) -> str | None:
+    """Return the name of the module that a thread is importing, or whose import by another thread it waits for; the
+    outermost one of several. None outside an import.
+
+    frames: of the thread, the innermost last.
+    """
+    imports = [frame for frame in frames if frame.f_code.co_filename.startswith(_IMPORT_MACHINERY)]
+    names = (frame.f_locals.get("name") for frame in imports if frame.f_code.co_name == "_find_and_load")
+    return str(next(names, "a module")) if imports else None
 
 
 def users_part(traceback: TracebackType | None, *, and_below: bool = True) -> TracebackType | None:

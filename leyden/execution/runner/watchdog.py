@@ -1,13 +1,13 @@
-"""The lag watchdog: reports why an event loop stands still, and keeps innocent attempts from paying for it.
+"""Detect a blocked event loop, log the agent that blocks it, and requeue the other attempts before they time out.
 
 Async agents of a process share one loop. An agent that computes or sleeps without `await` stops them all, and their
 runner too: timeouts pass, no heartbeat is sent, and the store ends attempts that did nothing wrong. A thread beside the
-loop checks regularly that the loop still turns. While it does not, the thread
+loop checks that the loop still turns. While it does not, the thread
 
-- logs the reason (`stall.py`): one line with the agent and its place in the code, at most once a
-  minute; the stack at DEBUG. Imports and a shortage of CPU are no agent's fault.
-- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. Their
-  rollouts are queued again, and the attempt does not count against `max_attempts`.
+- logs the agent and the user's line, once a minute at most, and the stack at DEBUG. An agent is not at fault while it
+  imports a module, waits for a CPU, or waits for Python's lock (the GIL).
+- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. Their rollouts are queued
+  again, and the attempt does not count against `max_attempts`.
 - withdraws claims that wait at a server, so that other runners get what is in the queue.
 
 It knows attempts and their store, not what an agent is. It cannot stop an agent that blocks, because no thread can.
@@ -22,17 +22,19 @@ import contextvars
 import logging
 import threading
 import time
+import traceback
 import weakref
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from leyden._lib import ids
-from leyden._lib.frames import current_frames
+from leyden._lib.frames import current_frames, importing, users_frame
+from leyden._lib.throttle import Throttle, first_on_this_machine
 from leyden.errors import IllegalTransition, LeydenError, UnknownAttempt, UnknownRollout
-from leyden.execution.runner.stall import Position, Reason, ThreadTimes, is_worth_a_warning, place, reason
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
 
@@ -40,25 +42,42 @@ logger = logging.getLogger(__name__)
 
 _REST_SECONDS = 0.25
 """Seconds between two checks of a loop that answers."""
-_LOOK_SECONDS = 0.25
-"""Seconds to wait for an answer, and between two checks of a loop that has not answered. A step that two checks in a
-row find running blocks the loop."""
+_CHECK_SECONDS = 0.1
+"""Seconds to wait for an answer, and between two checks of a loop that has not answered."""
+_BLOCKED_SECONDS = 0.4
+"""A step that computes or sleeps for this many seconds blocks its event loop. A step is a callback, or a task up to its
+next `await`."""
+_SHORTAGE_SECONDS = 2.0
+"""A loop that gets no CPU for this many seconds is worth a warning."""
+_WAKES_PER_SECOND = 25
+"""A thread that waits for Python's lock wakes every 5 ms; one that sleeps wakes less often than this."""
 _MARGIN_SECONDS = 0.5
 """An attempt is interrupted this long before its time is over, because the store's clock began earlier and a report
 takes a while."""
-_TELL_SECONDS = 5.0
+_REPORT_SECONDS = 5.0
 """The seconds that a report to a store may take."""
+_SHOWN_FRAMES = 20
+"""The number of frames in a logged stack."""
 _LOOP_FRAMES = {"Handle._run", "BaseEventLoop._run_once", "BaseEventLoop.run_forever"}
 """Functions of asyncio. A function that one of them calls is a step."""
-_SHORTAGES: dict[Reason, str] = {
-    "no_cpu": "this machine is short of CPU",
-    "no_lock": "other threads of this process use up its CPU time",
+
+Reason = Literal["blocked", "importing", "no_cpu", "no_lock"]
+_Step = asyncio.Task[Any] | FrameType
+"""The task that the loop runs, or the outermost frame of a callback."""
+_SHORTAGES: dict[Reason, tuple[str, str]] = {
+    "no_cpu": (
+        "this machine is short of CPU",
+        "Use fewer runners or a lower concurrency, or give the run more cores",
+    ),
+    "no_lock": (
+        "other threads of this process use up its CPU time",
+        "Python runs one thread at a time: let agents that compute work in processes (strategy='ipc')",
+    ),
 }
-_REMEDIES: dict[Reason, str] = {
-    "no_cpu": "Use fewer runners or a lower concurrency, or give the run more cores",
-    "no_lock": "Python runs one thread at a time: let agents that compute work in processes (strategy='ipc')",
-}
+"""What the loop lacks, and the remedy."""
 _ATTEMPT: ContextVar[InFlight | None] = ContextVar("leyden_attempt_in_flight", default=None)
+warnings = Throttle()
+"""Limits this process to one warning a minute for each reason."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -79,19 +98,14 @@ class InFlight:
         return f"agent {self.agent!r} (rollout {self.rollout.rollout_id}, attempt {self.rollout.attempt.attempt_id})"
 
     @property
-    def can_fall_silent(self) -> bool:
-        """Whether the store ends the attempt if it receives no heartbeat."""
-        return self.rollout.config.unresponsive_seconds is not None
-
-    @property
-    def time_is_over(self) -> float:
+    def deadline(self) -> float:
         """The time at which the store ends the attempt, by this process's monotonic clock."""
-        config, limits = self.rollout.config, [float("inf")]
-        if config.timeout_seconds is not None:
-            limits.append(self.claimed + config.timeout_seconds)
-        if config.unresponsive_seconds is not None and self.heard is not None:
-            limits.append(self.heard + config.unresponsive_seconds)
-        return min(limits)
+        config, heard, never = self.rollout.config, self.heard, float("inf")
+        timeout, silence = config.timeout_seconds, config.unresponsive_seconds
+        return min(
+            never if timeout is None else self.claimed + timeout,
+            never if silence is None or heard is None else heard + silence,
+        )
 
     def report(self, **changes: Any) -> Coroutine[Any, Any, Any]:
         """Return the call that reports changes of the attempt to the store."""
@@ -110,73 +124,60 @@ def attempt_in_flight() -> InFlight | None:
     return _ATTEMPT.get()
 
 
-@dataclass(eq=False, slots=True)
-class _WaitingClaim:
-    """A claim that a task of this loop waits for."""
-
-    store: LightningStore
-    task: asyncio.Task[Any] | None
-    claim_id: str = field(default_factory=ids.claim_id)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    over: bool = False
-    withdrawn: bool = False
-
-    def withdraw(self) -> bool:
-        """Mark the claim as withdrawn, so that it returns nothing. Return False if it is over already. Safe from any
-        thread.
-        """
-        with self.lock:
-            self.withdrawn = not self.over
-            return self.withdrawn
-
-    def end(self) -> bool:
-        with self.lock:
-            self.over = True
-            return self.withdrawn
-
-    def cancel(self) -> None:
-        """Cancel the task that waits for the claim. Call it in the event loop's thread."""
-        if not self.over and self.task is not None:
-            self.task.cancel()
-
-
 @dataclass(frozen=True, slots=True)
-class _LoopStep:
-    """The step of a task, or the callback, that the event loop is running."""
+class Clocks:
+    """Clocks of the event loop's thread at one moment, in seconds. Only differences mean anything."""
 
-    what: asyncio.Task[Any] | FrameType
-    position: Position
-    times: ThreadTimes
+    wall: float
+    cpu: float
+    """CPU time that the thread has used."""
+    process: float
+    """CPU time that all threads of the process have used."""
+    wakes: int = 0
+    """The number of times that the thread was given a core."""
+    queued: float = 0.0
+    """Time in which the thread was ready to run and had no core. 0.0 on systems other than Linux."""
+    others_queued: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The same of each other thread of the process, by the kernel's id."""
+
+    @classmethod
+    def read(cls, native_id: int) -> Clocks:
+        """Read the clocks of a thread of this process, given its `threading.get_native_id()`."""
+        threads = dict[str, list[int]]()
+        for path in Path("/proc/self/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                threads[path.parent.name] = [int(figure) for figure in path.read_bytes().split()]
+        wall, process = time.monotonic(), time.process_time()
+        cpu, queued, wakes = threads.pop(str(native_id), (process * 1e9, 0, 0))
+        return cls(wall, cpu / 1e9, process, wakes, queued / 1e9, {name: own[1] / 1e9 for name, own in threads.items()})
+
+
+def stall_reason(then: Clocks, now: Clocks) -> Reason:
+    """Return why an event loop is at `now` still in the step in which it was at `then`.
+
+    Time in the queue for a core does not count. A thread that waits for Python's lock uses no CPU, like a sleeping one,
+    and differs in two ways: other threads of the process use CPU or queue for it, and it wakes every 5 ms.
+    """
+    cpu, own = now.cpu - then.cpu, (now.wall - then.wall) - (now.queued - then.queued)
+    if own < _BLOCKED_SECONDS:
+        return "no_cpu"
+    others = (now.process - then.process) - cpu
+    others += sum(seconds - then.others_queued.get(name, 0.0) for name, seconds in now.others_queued.items())
+    waits = now.wakes - then.wakes > _WAKES_PER_SECOND * own
+    return "no_lock" if waits and cpu < own / 2 <= others else "blocked"
 
 
 @dataclass(eq=False, slots=True)
 class _Stall:
-    """A step that blocks the event loop."""
+    """A time in which the event loop does not answer."""
 
-    owner: InFlight | None
-    why: Reason = "blocked"
-    seconds: float = 0.0
-    """Seconds since the check that the loop has not answered."""
-    noted: bool = False
-    """Whether the attempt's record says that its agent blocks the loop."""
-    warned: bool = False
-    description: str = ""
-    """The reason of the stall, in words, for the line that reports its end."""
-
-    @property
-    def is_agents_fault(self) -> bool:
-        """Whether the step's agent blocks the loop. A shortage of CPU or of Python's lock is no agent's fault."""
-        return self.why not in _SHORTAGES
-
-    @property
-    def culprit(self) -> str:
-        return "something that belongs to no rollout" if self.owner is None else str(self.owner)
-
-    @property
-    def interruption(self) -> str:
-        if self.is_agents_fault:
-            return f"{self.owner or 'something'} has blocked the event loop"
-        return f"{_SHORTAGES[self.why]}: the event loop has waited"
+    asked: float = field(default_factory=time.monotonic)
+    step: _Step | None = None
+    """The step that the last check found."""
+    since: Clocks | None = None
+    """The clocks when that step was first found, or was last importing a module."""
+    descriptions: dict[tuple[_Step, Reason], str] = field(default_factory=dict[tuple["_Step", Reason], str])
+    """Why each step took too long, in words."""
 
 
 class LagWatchdog:
@@ -194,7 +195,8 @@ class LagWatchdog:
         self._in_flight: set[InFlight] = set()
         self._culprits: set[InFlight] = set()
         """Attempts whose agents block the loop now, or have blocked it since it last responded."""
-        self._claims: set[_WaitingClaim] = set()
+        self._claims: dict[str, tuple[LightningStore, asyncio.Timeout]] = {}
+        """Claims that wait for work, by their ids. Whoever removes one decides whether it is withdrawn."""
         self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], InFlight] = weakref.WeakKeyDictionary()
         """The attempt of each task. An attempt has its own task and the tasks that its agent started."""
         self._wanted, self._closing = threading.Event(), threading.Event()
@@ -223,12 +225,22 @@ class LagWatchdog:
             watchdog._users -= 1
             if not watchdog._users:
                 del cls._by_loop[loop]
-                watchdog._close()
+                if loop.get_task_factory() is watchdog._factory:
+                    loop.set_task_factory(watchdog._factory_before)
+                watchdog._closing.set()
+                watchdog._wanted.set()
 
     def start(self, work: Coroutine[Any, Any, Any], in_flight: InFlight) -> asyncio.Task[Any]:
         """Return a task for an attempt, watched until it is done. It is cancelled if the attempt has to be
         interrupted.
         """
+
+        def prune(task: asyncio.Task[Any]) -> None:
+            self._in_flight.discard(in_flight)
+            in_flight.task = None  # else the value in `_owners` would keep its own weak key alive for ever
+            if not self._in_flight and not self._closing.is_set():
+                self._wanted.clear()
+
         context = contextvars.copy_context()
         context.run(_ATTEMPT.set, in_flight)
         task = self._loop.create_task(work, name=in_flight.rollout.rollout_id, context=context)
@@ -236,7 +248,7 @@ class LagWatchdog:
         self._owners[task] = in_flight
         self._in_flight.add(in_flight)
         self._wanted.set()
-        task.add_done_callback(lambda _: self._forget(in_flight))
+        task.add_done_callback(prune)
         return task
 
     async def claim(self, store: LightningStore, **options: Any) -> Sequence[AttemptedRollout]:
@@ -245,20 +257,19 @@ class LagWatchdog:
         Return nothing if the loop was blocked meanwhile, because the claim was then withdrawn for the benefit of other
         runners.
         """
-        claim = _WaitingClaim(store, asyncio.current_task())
-        self._claims.add(claim)
-        claimed: Sequence[AttemptedRollout] = ()
+        claim_id, claimed = ids.claim_id(), ()
+        withdrawal = asyncio.timeout(None)
+        self._claims[claim_id] = store, withdrawal
         try:
-            claimed = await store.dequeue_many_rollouts(claim_id=claim.claim_id, **options)
-        except asyncio.CancelledError:
-            # `_WaitingClaim.cancel` counts as one cancellation; any more come from elsewhere.
-            if claim.task is None or not claim.withdrawn or claim.task.uncancel():
+            async with withdrawal:
+                claimed = await store.dequeue_many_rollouts(claim_id=claim_id, **options)
+        except TimeoutError:
+            if not withdrawal.expired():
                 raise
         finally:
-            self._claims.discard(claim)
-            withdrawn = claim.end()
+            withdrawn = self._claims.pop(claim_id, None) is None
         if withdrawn and claimed:
-            await store.undo_claim(claim.claim_id)
+            await store.undo_claim(claim_id)
         return () if withdrawn else claimed
 
     @classmethod
@@ -271,20 +282,7 @@ class LagWatchdog:
         for watchdog in [*cls._by_loop.values()]:
             if culprits := watchdog._culprits.copy():
                 siblings = watchdog._in_flight.copy() - culprits
-                _tell([each.interrupt(reason) for each in siblings if not each.interrupted])
-
-    def _forget(self, in_flight: InFlight) -> None:
-        self._in_flight.discard(in_flight)
-        in_flight.task = None  # else the value in `_owners` would keep its own weak key alive for ever
-        if not self._in_flight and not self._closing.is_set():
-            self._wanted.clear()
-
-    def _close(self) -> None:
-        """Give the loop its task factory back, and end the watchdog's thread."""
-        if self._loop.get_task_factory() is self._factory:
-            self._loop.set_task_factory(self._factory_before)
-        self._closing.set()
-        self._wanted.set()
+                _report([each.interrupt(reason) for each in siblings if not each.interrupted])
 
     def _new_task(
         self,
@@ -304,154 +302,158 @@ class LagWatchdog:
     # ---- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Schedule a callback in the event loop, again and again, and examine the loop when the callback does not run
-        in time.
+        """Schedule a callback in the event loop, again and again, and examine the loop while the callback is late.
 
-        Runs in the watchdog's thread, until `_close` or the end of the loop. Rests while no attempt is in flight.
+        Runs until the last user has left or the loop ends. Rests while no attempt is in flight.
         """
-        while True:
-            self._wanted.wait()
-            if self._closing.is_set():
-                return
-            asked, answered = ThreadTimes.of(self._native_id), threading.Event()
+        while self._wanted.wait() and not self._closing.is_set():
+            stall, answered = _Stall(), threading.Event()
             try:
                 self._loop.call_soon_threadsafe(answered.set)
             except RuntimeError:
                 return  # the loop has ended
-            if answered.wait(_LOOK_SECONDS):
-                self._closing.wait(_REST_SECONDS)
-            else:
-                self._see_through(answered, asked)
+            while not answered.wait(_CHECK_SECONDS):
+                try:
+                    self._examine(stall)
+                except Exception:  # an error would end this thread without a report; the next check may succeed
+                    logger.exception("the lag watchdog failed at a check")
+            self._culprits.clear()
+            for description in stall.descriptions.values():
+                logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - stall.asked, description)
+            self._closing.wait(_REST_SECONDS)
 
-    def _see_through(self, answered: threading.Event, asked: ThreadTimes) -> None:
-        """Log why the loop does not respond, and protect the other attempts, until it responds.
-
-        answered: set by the loop when it responds.
-        asked: the clocks when the response was requested.
-        """
-        stalls = dict[Any, _Stall]()
-        first = self._step()
-        since = asked  # for the first step found: the loop has not responded since then
-        while not answered.wait(_LOOK_SECONDS):
-            step = self._step()
-            if step is None or first is None or step.what is not first.what:
-                first = step
-                since = step.times if step is not None else since
-                continue
-            try:
-                if not stalls:
-                    self._withdraw_claims()
-                owner = self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
-                stall = stalls.setdefault(step.what, _Stall(owner))
-                stall.why = reason(since, step.times, importing=step.position.imports is not None)
-                stall.seconds = step.times.wall - asked.wall
-                self._report(stall, step)
-                self._culprits |= {stall.owner} if stall.is_agents_fault and stall.owner else set()
-                self._save(stall, {each.owner for each in stalls.values() if each.is_agents_fault})
-            except Exception:  # an error would end this thread without a report; the next look may succeed
-                logger.exception("the lag watchdog failed at a look")
-        self._culprits.clear()
-        for stall in stalls.values():
-            logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - asked.wall, stall.description)
-
-    def _step(self) -> _LoopStep | None:
-        """Return the step that the loop is running; None if it waits for events."""
-        running = current_frames()
-        frame, frames = running.get(self._thread_id), list[FrameType]()
+    def _examine(self, stall: _Stall) -> None:
+        """Find the loop's step. If it has taken too long, log why, and protect the attempts that are not to blame."""
+        frames, frame = list[FrameType](), current_frames().get(self._thread_id)
         while frame is not None and frame.f_code.co_qualname not in _LOOP_FRAMES:
             frames.insert(0, frame)
             frame = frame.f_back
         if not frames or frames[0].f_globals.get("__name__") == "selectors":
-            return None  # it is in `select`, where it waits for events
-        what = asyncio.current_task(self._loop) or frames[0]
-        return _LoopStep(what, Position.of(frames), ThreadTimes.of(self._native_id))
-
-    def _report(self, stall: _Stall, step: _LoopStep) -> None:
-        """Log the stall, and note in the attempt's record that its agent blocks the loop. Both happen once for each
-        stall.
-        """
-        if stall.why == "importing":
-            stall.description = f"importing {step.position.imports} took {stall.seconds:.1f} s"
-        elif stall.why == "blocked" and not stall.noted:
-            stall.noted = True
-            stall.description = f"{stall.culprit} blocked it at {place(step.position.frames)}"
-            logger.debug("%s blocks the event loop, at:\n%s", stall.culprit, step.position.stack)
-            if stall.owner is not None:
-                blocked = {"seconds": round(stall.seconds, 1), "stack": step.position.stack}
-                _tell([stall.owner.report(metadata={"blocked_event_loop": blocked})])
-        elif stall.why in _SHORTAGES:
-            stall.description = _SHORTAGES[stall.why]
-        if not stall.warned and is_worth_a_warning(stall.why, stall.seconds):
-            stall.warned = True
-            self._warn(stall, step)
-
-    def _warn(self, stall: _Stall, step: _LoopStep) -> None:
-        """Log a stall once: the agent's line that blocks the loop, or the resource that the loop lacks."""
-        waiting = len(self._in_flight - ({stall.owner} if stall.is_agents_fault else set()))
-        if stall.why == "blocked":
-            logger.warning(
-                "%s blocks the event loop at %s, for %.1f s now; %d other rollouts wait for it. Let it `await`, call what "
-                "blocks with asyncio.to_thread, or make the agent a function without `async`.",
-                stall.culprit,
-                place(step.position.frames),
-                stall.seconds,
-                waiting,
-            )
+            stall.step = None  # the loop waits for events
+            return
+        now, step = Clocks.read(self._native_id), asyncio.current_task(self._loop) or frames[0]
+        if stall.since is None or step is not stall.step:
+            stall.step, stall.since = step, now
+        if (module := importing(frames)) is not None:
+            stall.since, reason = now, "importing"  # what follows the import is another step
+        elif now.wall - stall.since.wall < _BLOCKED_SECONDS:
+            return
         else:
+            reason = stall_reason(stall.since, now)
+        if not stall.descriptions:
+            self._withdraw_claims()
+        seconds, because = now.wall - stall.asked, "something has blocked the event loop"
+        if reason == "importing":
+            stall.descriptions[step, reason] = f"importing {module} took {seconds:.1f} s"
+        elif reason == "blocked":
+            because = f"{self._blame(stall, step, frames, seconds) or 'something'} has blocked the event loop"
+        else:
+            shortage, remedy = _SHORTAGES[reason]
+            stall.descriptions[step, reason], because = shortage, f"{shortage}: the event loop has waited"
+            is_due = seconds >= _SHORTAGE_SECONDS and warnings.admits(reason)
+            if is_due and (reason == "no_lock" or first_on_this_machine("short-of-cpu", warnings.seconds)):
+                line = "%s: the event loop of %d rollouts has waited for %.1f s. %s."
+                logger.warning(line, shortage, len(self._in_flight), seconds, remedy)
+        self._protect(seconds, because)
+
+    def _blame(self, stall: _Stall, step: _Step, frames: Sequence[FrameType], seconds: float) -> InFlight | None:
+        """Log the agent that blocks the loop, and the user's line. Return the agent's attempt; None if the step is no
+        agent's code.
+        """
+        owner = self._owners.get(step) if isinstance(step, asyncio.Task) else None
+        tasks = [task for task, each in [*self._owners.items()] if each is owner is not None]
+        waiting = [frame for task in reversed(tasks) for frame in _suspended(task.get_coro())]
+        line = users_frame([*waiting, *frames])  # a library's own task may have none of the user's frames
+        culprit = owner if line is not None else None
+        name = str(culprit or "something that belongs to no rollout")
+        at = "" if line is None else f" at {_position(line)}"
+        if (step, "blocked") not in stall.descriptions:
+            stall.descriptions[step, "blocked"] = f"{name} blocked it{at}"
+            shown = ((frame, frame.f_lineno) for frame in frames[-_SHOWN_FRAMES:])
+            stack = "".join(traceback.StackSummary.extract(shown).format())
+            logger.debug("%s blocks the event loop, at:\n%s", name, stack)
+            if culprit is not None:
+                self._culprits.add(culprit)
+                blocked = {"seconds": round(seconds, 1), "stack": stack}
+                _report([culprit.report(metadata={"blocked_event_loop": blocked})])
+        if warnings.admits("blocked"):
             logger.warning(
-                "%s: the event loop of %d rollouts has waited for %.1f s. %s.",
-                _SHORTAGES[stall.why],
-                waiting,
-                stall.seconds,
-                _REMEDIES[stall.why],
+                "%s blocks the event loop%s, for %.1f s now; %d other rollouts wait for it. Let it `await`, call what "
+                "blocks with asyncio.to_thread, or make the agent a function without `async`.",
+                name,
+                at,
+                seconds,
+                len(self._in_flight - {culprit}),
             )
+        return culprit
 
     def _withdraw_claims(self) -> None:
         """Give back the claims that wait at a server, so that other runners get the rollouts."""
-        claims = [claim for claim in self._claims.copy() if claim.withdraw()]
-        _tell([claim.store.undo_claim(claim.claim_id) for claim in claims])
-        for claim in claims:
-            self._loop.call_soon_threadsafe(claim.cancel)
 
-    def _save(self, stall: _Stall, culprits: set[InFlight | None]) -> None:
-        """Interrupt attempts whose time is about to run out, and send heartbeats for the others.
+        def expire(withdrawal: asyncio.Timeout) -> None:
+            with contextlib.suppress(RuntimeError):  # the claim is over
+                withdrawal.reschedule(0.0)
 
-        culprits: the attempts whose agents block the loop, which get neither.
+        undoing: list[Coroutine[Any, Any, Any]] = []
+        for claim_id in [*self._claims]:
+            if (claim := self._claims.pop(claim_id, None)) is not None:  # else it has ended this moment
+                store, withdrawal = claim
+                undoing.append(store.undo_claim(claim_id))
+                self._loop.call_soon_threadsafe(expire, withdrawal)
+        _report(undoing)
+
+    def _protect(self, seconds: float, because: str) -> None:
+        """Interrupt attempts whose time is about to run out, and send heartbeats for the others. Attempts whose agents
+        block the loop get neither.
         """
-        now, seconds = time.monotonic(), stall.seconds
-        siblings = [each for each in self._in_flight.copy() - culprits if not each.interrupted]
-        why = f"{stall.interruption} for {seconds:.1f} s, and this attempt's time ran out"
+        now = time.monotonic()
+        siblings = [each for each in self._in_flight.copy() - self._culprits if not each.interrupted]
         reports: list[Coroutine[Any, Any, Any]] = []
         for each in siblings:
-            if each.can_fall_silent and (each.heard is None or each.heard < now - seconds):
+            is_silent = each.heard is None or each.heard < now - seconds
+            if each.rollout.config.unresponsive_seconds is not None and is_silent:
                 each.heard = now  # the report is in the store's time, which may differ from ours: start plus elapsed
                 reports.append(each.report(last_heartbeat_time=each.rollout.attempt.start_time + now - each.claimed))
-            elif now >= each.time_is_over - _MARGIN_SECONDS:
-                reports.append(each.interrupt(why))
-        _tell(reports)
+            elif now >= each.deadline - _MARGIN_SECONDS:
+                reports.append(each.interrupt(f"{because} for {seconds:.1f} s, and this attempt's time ran out"))
+        _report(reports)
         for each in siblings:
             if each.interrupted and (task := each.task) is not None:
                 self._loop.call_soon_threadsafe(task.cancel)
 
 
-def _tell(news: Sequence[Coroutine[Any, Any, Any]]) -> None:
+def _suspended(coroutine: Any) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine and of the coroutines that it awaits, the innermost last."""
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+
+
+def _position(frame: FrameType) -> str:
+    """Return `file:line in function`, with a path relative to the working directory."""
+    path, here = Path(frame.f_code.co_filename), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _report(calls: Sequence[Coroutine[Any, Any, Any]]) -> None:
     """Await reports to stores from this thread, all at once.
 
     A report on an attempt that has ended is dropped. Any other error of a store is logged.
     """
 
-    async def tell(call: Coroutine[Any, Any, Any]) -> None:
-        """Await a call of the store. Log a failure, unless the attempt is over."""
+    async def send(call: Coroutine[Any, Any, Any]) -> None:
         try:
-            async with asyncio.timeout(_TELL_SECONDS):
+            async with asyncio.timeout(_REPORT_SECONDS):
                 await call
         except (IllegalTransition, UnknownRollout, UnknownAttempt):
             pass  # it is over already
         except (LeydenError, TimeoutError) as error:
             logger.warning("a report on a blocked event loop did not reach the store: %s", error)
 
-    async def tell_all() -> None:
-        await asyncio.gather(*(tell(call) for call in news))
+    async def send_all() -> None:
+        await asyncio.gather(*(send(call) for call in calls))
 
-    if news:
-        asyncio.run(tell_all())
+    if calls:
+        asyncio.run(send_all())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import functools
 import gc
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -16,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,8 @@ import pytest
 import leyden as ly
 from leyden._lib.aio import Latch
 from leyden._lib.throttle import first_on_this_machine
-from leyden.execution.runner import stall
-from leyden.execution.runner.watchdog import InFlight, LagWatchdog
+from leyden.execution.runner import watchdog
+from leyden.execution.runner.watchdog import Clocks, InFlight, LagWatchdog, stall_reason
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer, Sweeper
 from leyden.types import Attempt, RolloutConfig
 
@@ -43,6 +46,8 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[LightningStore]
 
 RELEASED = threading.Event()
 """What the agent that blocks waits for."""
+IMPORTING = threading.Event()
+"""Set by a module that is being imported."""
 
 
 @ly.rollout
@@ -68,7 +73,8 @@ async def hold_later() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_released(caplog: pytest.LogCaptureFixture) -> None:
     RELEASED.clear()
-    stall.reports.reset()
+    IMPORTING.clear()
+    watchdog.warnings.reset()
     caplog.set_level(logging.DEBUG, "leyden.execution.runner.watchdog")
 
 
@@ -200,6 +206,23 @@ async def test_a_sibling_that_has_time_goes_on_where_it_was(
     assert [[attempt.status for attempt in each] for each in attempts] == [["succeeded"], ["succeeded"]]
 
 
+@pytest.mark.parametrize("store", ["http"], indirect=True)
+async def test_what_is_enqueued_while_a_loop_is_blocked_goes_to_another_runner_until_the_loop_goes_on(
+    store: LightningStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def another_claims(rollout_ids: list[str]) -> None:
+        await until_written(caplog, "blocks the event loop")
+        late = await store.enqueue_rollout("late")
+        (claimed,) = await store.dequeue_many_rollouts(timeout_seconds=10)
+        assert claimed.rollout_id == late.rollout_id
+        RELEASED.set()
+        after = await store.enqueue_rollout("sibling")
+        (finished,) = await store.wait_for_rollouts(rollout_ids=[after.rollout_id], timeout=10)
+        assert finished.status == "succeeded"
+
+    assert [len(each) for each in await run(store, ["blocker"], RolloutConfig(), until=another_claims)] == [1]
+
+
 async def test_a_loop_that_is_only_busy_is_not_blocked_by_anybody(caplog: pytest.LogCaptureFixture) -> None:
     async def turn() -> None:
         deadline = time.monotonic() + 0.02
@@ -257,12 +280,124 @@ async def test_an_import_is_no_agents_fault(
     assert re.search(r"the event loop goes on after .* s; importing slow_to_import took \d\.\d s", caplog.text)
 
 
+async def test_what_an_agent_computes_after_an_import_is_measured_from_its_end(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_before_work.py").write_text("import time; time.sleep(0.7)")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def imports_and_works() -> None:
+        importlib.import_module("slow_before_work")
+        time.sleep(0.3)  # noqa: ASYNC251 -- that is what it is about
+
+    await beside_a_watchdog(imports_and_works())
+    assert "blocks the event loop" not in caplog.text
+
+
+async def test_waiting_for_the_import_of_another_thread_is_no_agents_fault(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_elsewhere.py").write_text(
+        f"from {__name__} import IMPORTING, RELEASED\nIMPORTING.set()\nRELEASED.wait(20)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importer = threading.Thread(target=importlib.import_module, args=("imported_elsewhere",))
+    importer.start()
+    assert await asyncio.to_thread(IMPORTING.wait, 20)
+    timer = threading.Timer(0.9, RELEASED.set)
+
+    async def imports() -> None:
+        timer.start()
+        importlib.import_module("imported_elsewhere")
+
+    await beside_a_watchdog(imports())
+    importer.join(20)
+    assert warnings(caplog) == []
+    assert "importing imported_elsewhere took" in caplog.text
+
+
+LIBRARY = """
+import asyncio, functools, time
+
+async def create():
+    await asyncio.create_task(_send())
+
+async def _send():
+    time.sleep(0.8)
+
+def parse():
+    time.sleep(0.8)
+
+async def agent():
+    parse()
+"""
+
+
+async def awaits_a_librarys_task() -> None:
+    await importlib.import_module("installed_library").create()
+
+
+async def calls_a_library() -> None:
+    importlib.import_module("installed_library").parse()
+
+
+async def calls_generated_code() -> None:
+    @dataclass
+    class Settings:
+        pause: None = field(default_factory=functools.partial(time.sleep, 0.8))
+
+    Settings()
+
+
+@pytest.mark.parametrize(
+    ("work", "text"),
+    [
+        (awaits_a_librarys_task, "await importlib"),
+        (calls_a_library, "importlib.import_module"),
+        (calls_generated_code, "    Settings()"),
+    ],
+)
+async def test_the_line_that_blocks_is_the_users_own(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any, text: str
+) -> None:
+    install_library(tmp_path, monkeypatch)
+    await beside_a_watchdog(work())
+    lines, first = inspect.getsourcelines(work)
+    (line,) = [first + index for index, line in enumerate(lines) if text in line]
+    (warning,) = warnings(caplog)
+    assert f"blocks the event loop at tests/execution/runner/test_watchdog.py:{line} in {work.__name__}, " in warning
+
+
+async def test_without_a_line_of_the_users_it_is_the_first_of_an_installed_agent_or_nobodys(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_library(tmp_path, monkeypatch)
+    await beside_a_watchdog(importlib.import_module("installed_library").agent())
+    watchdog.warnings.reset()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(time.sleep, 0.8)
+        await beside_a_watchdog(stack.pop_all().aclose())
+    installed, standard = warnings(caplog)
+    line = LIBRARY.splitlines().index("    parse()") + 1
+    assert installed.startswith("agent 'agent' (rollout ")
+    assert f"site-packages/installed_library.py:{line} in agent, for " in installed
+    assert standard.startswith("something that belongs to no rollout blocks the event loop, for ")
+
+
+def install_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = folder / "site-packages"
+    packages.mkdir()
+    (packages / "installed_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.delitem(sys.modules, "installed_library", raising=False)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities and cores of their own elsewhere")
 async def test_a_thread_that_gets_no_cpu_is_not_blamed_on_its_agent(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(stall, "_SHORTAGE_SECONDS", 0.6)
+    monkeypatch.setattr(watchdog, "_SHORTAGE_SECONDS", 0.6)
     core = min(os.sched_getaffinity(0))
     busy = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
 
@@ -289,7 +424,7 @@ async def test_a_thread_that_gets_no_cpu_is_not_blamed_on_its_agent(
 async def test_a_loop_that_other_threads_keep_from_running_is_not_blamed_on_its_agent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stall, "_SHORTAGE_SECONDS", 0.5)
+    monkeypatch.setattr(watchdog, "_SHORTAGE_SECONDS", 0.5)
     done = threading.Event()
 
     def compute() -> None:
@@ -311,8 +446,8 @@ async def test_a_loop_that_other_threads_keep_from_running_is_not_blamed_on_its_
     assert "blocks the event loop" not in caplog.text
 
 
-NOTHING = stall.ThreadTimes(wall=0.0, cpu=0.0, queued=0.0, process=0.0, runs=0)
-SECOND = replace(NOTHING, wall=1.0, runs=1)
+NOTHING = Clocks(wall=0.0, cpu=0.0, process=0.0, others_queued={"1": 9.0})
+SECOND = replace(NOTHING, wall=1.0, wakes=1)
 
 
 @pytest.mark.parametrize(
@@ -320,17 +455,21 @@ SECOND = replace(NOTHING, wall=1.0, runs=1)
     [
         pytest.param(SECOND, "blocked", id="sleeps"),
         pytest.param(replace(SECOND, process=1.0), "blocked", id="sleeps while other threads compute"),
-        pytest.param(replace(SECOND, runs=200), "blocked", id="polls"),
+        pytest.param(replace(SECOND, wakes=200), "blocked", id="polls"),
         pytest.param(replace(SECOND, cpu=1.0, process=1.0), "blocked", id="computes"),
-        pytest.param(replace(SECOND, cpu=1.0, process=3.0, runs=90), "blocked", id="computes, as others do"),
-        pytest.param(replace(SECOND, cpu=0.1, queued=0.9, process=0.1, runs=90), "no_cpu", id="waits for a core"),
-        pytest.param(replace(SECOND, wall=5.0, cpu=1.0, queued=4.0, runs=90), "blocked", id="computes and waits"),
-        pytest.param(replace(SECOND, cpu=0.1, process=1.0, runs=200), "no_lock", id="waits for Python's lock"),
+        pytest.param(replace(SECOND, cpu=1.0, process=3.0, wakes=90), "blocked", id="computes, as others do"),
+        pytest.param(replace(SECOND, cpu=0.1, queued=0.9, process=0.1, wakes=90), "no_cpu", id="waits for a core"),
+        pytest.param(replace(SECOND, wall=5.0, cpu=1.0, queued=4.0, wakes=90), "blocked", id="computes and waits"),
+        pytest.param(replace(SECOND, cpu=0.1, process=1.0, wakes=200), "no_lock", id="waits for Python's lock"),
+        pytest.param(
+            replace(SECOND, process=0.2, wakes=200, others_queued={"1": 9.2, "2": 0.2}),
+            "no_lock",
+            id="waits for Python's lock, whose holders wait for a core",
+        ),
     ],
 )
-def test_why_a_thread_stands_still_follows_from_its_clocks(now: stall.ThreadTimes, why: str) -> None:
-    assert stall.reason(NOTHING, now, importing=False) == why
-    assert stall.reason(NOTHING, now, importing=True) == "importing"
+def test_why_a_thread_stands_still_follows_from_its_clocks(now: Clocks, why: str) -> None:
+    assert stall_reason(NOTHING, now) == why
 
 
 def test_of_all_processes_of_a_machine_one_reports_its_shortage_of_cpu(
