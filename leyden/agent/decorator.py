@@ -55,15 +55,12 @@ class FunctionalLitAgent(LitAgent[Any]):
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def rollout(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Call the function with the values that its parameters name, and return its result."""
         return self._function(**self._binder.arguments(task, resources, rollout))
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Await the coroutine function with the values that its parameters name, and return its result."""
         return await self._function(**self._binder.arguments(task, resources, rollout))
 
     def check_resources(self, resources: NamedResources) -> None:
-        """Raise MissingResource if the function needs a kind of resource that `resources` lacks."""
         self._binder.check(resources)
 
     @property
@@ -79,11 +76,7 @@ class FunctionalLitAgent(LitAgent[Any]):
 
     def reduce_by_value(self) -> tuple[Any, ...]:
         """Pickle the function and its options, for a process where the agent's name is not importable."""
-        return _rebuild, (self._function, self._options)
-
-
-def _rebuild(function: Callable[..., Any], options: dict[str, Any]) -> FunctionalLitAgent:
-    return FunctionalLitAgent(function, **options)
+        return functools.partial(FunctionalLitAgent, self._function, **self._options), ()
 
 
 def _load(module: str, qualname: str) -> Any:
@@ -99,22 +92,18 @@ def _load(module: str, qualname: str) -> Any:
 
 def _find(module: str, qualname: str) -> Any:
     """Return the object of this qualified name; None if the module or the name is missing."""
-    return functools.reduce(lambda found, name: getattr(found, name, None), qualname.split("."), _module(module))
-
-
-def _module(name: str) -> Any:
     try:
-        return importlib.import_module(name)
+        found: Any = importlib.import_module(module)
     except ImportError:
         return None
+    return functools.reduce(lambda found, name: getattr(found, name, None), qualname.split("."), found)
 
 
 def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
     """Make an agent of a sync or async function. The names of its parameters say what it is given: `task` first, then
     any of `resources`, `rollout`, `llm` and `prompt_template`.
 
-    Example: `@rollout` over `async def solve(task, llm, prompt_template): ...` Raise ConfigError for a parameter that
-    has no source and no default.
+    Raise ConfigError for a parameter that has no source and no default.
     """
     return FunctionalLitAgent(function)
 

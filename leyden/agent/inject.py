@@ -69,7 +69,12 @@ class Binder:
         """Raise MissingResource if the function needs a kind of resource that is not among `resources`."""
         for parameter, kind in _KINDS.items():
             if parameter in self._given and parameter not in self._optional and not _of_kind(resources, kind):
-                raise MissingResource(self._missing(parameter, kind, resources))
+                there = ", ".join(f"{name!r} ({type(resource).__name__})" for name, resource in resources.items())
+                raise MissingResource(
+                    f"agent {self.name!r} has a parameter {parameter!r} and needs a resource of kind {kind.__name__}; there are: "
+                    f"{there or 'none'}. Give one with Trainer(initial_resources={{...: {kind.__name__}(...)}}), use an algorithm that "
+                    "makes one, or give the parameter a default value"
+                )
 
     def arguments(self, task: Any, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
         """Return the keyword arguments of one call.
@@ -86,7 +91,10 @@ class Binder:
         return arguments
 
     def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
-        """Return the first of the resources that fit a parameter. Warn once if there are several."""
+        """Return the first of the resources that fit a parameter, a proxy as a plain LLM.
+
+        Warn once if there are several. Raise ConfigError for a proxy in a rollout without an attempt.
+        """
         taken, resource = next(iter(found.items()))
         if len(found) > 1 and not self._ambiguity_reported:
             self._ambiguity_reported = True
@@ -94,29 +102,14 @@ class Binder:
                 "agent %r is given the resource %r as %r, the first of %s; name the parameter `resources` to choose another",
                 *(self.name, taken, parameter, ", ".join(repr(name) for name in found)),
             )
-        if self._strip_proxy and isinstance(resource, ProxyLLM):
-            return self._stripped(resource, rollout)
-        return resource
-
-    def _stripped(self, proxy: ProxyLLM, rollout: Rollout) -> LLM:
-        """Return a plain LLM with the attempt's ids in its base URL. Raise ConfigError for a rollout without an
-        attempt.
-        """
+        if not (self._strip_proxy and isinstance(resource, ProxyLLM)):
+            return resource
         if not isinstance(rollout, AttemptedRollout):
             raise ConfigError(
                 f"agent {self.name!r} is given a model behind the gateway, whose URL needs an attempt, but rollout "
                 f"{rollout.rollout_id!r} has none; pass an AttemptedRollout"
             )
-        return proxy.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
-
-    def _missing(self, parameter: str, kind: type[Resource], resources: NamedResources) -> str:
-        """Return the message for a parameter that no resource fits."""
-        there = ", ".join(f"{name!r} ({type(resource).__name__})" for name, resource in resources.items()) or "none"
-        return (
-            f"agent {self.name!r} has a parameter {parameter!r} and needs a resource of kind {kind.__name__}; there are: {there}. "
-            f"Give one with Trainer(initial_resources={{...: {kind.__name__}(...)}}), use an algorithm that makes one, or give the "
-            "parameter a default value"
-        )
+        return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
 
 
 def _of_kind(resources: NamedResources, kind: type[Resource]) -> dict[str, Resource]:

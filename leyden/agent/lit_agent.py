@@ -105,7 +105,6 @@ class LitAgent(NamedOptions, Generic[T]):
         return self.get_runner().tracer
 
     def _alive(self, reference: weakref.ref[Any] | None, noun: str) -> Any:
-        """Return the referenced object. Raise ConfigError if it was never set or is gone."""
         found = None if reference is None else reference()
         if found is None:
             raise ConfigError(f"{type(self).__name__} has no {noun}: it is set while a run is under way")
@@ -115,7 +114,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return f"{type(self).__name__} was asked for {method}(), which it does not have; override it, or the variant for this mode"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the agent's state without the weak references, which belong to this process."""
+        # without the weak references, which belong to this process
         return {name: value for name, value in vars(self).items() if name not in ("_trainer", "_runner")}
 
 

@@ -1,6 +1,6 @@
 """Identify an agent's code by a version, so that results of other code are not taken for its own.
 
-The version covers the source of the agent, of the names of its own module that it uses, and the values of the module's
+The version covers the source of the agent and of the names of its module that it uses, and the values of the module's
 variables among them. It does not cover imported modules, the model behind the agent, files that it reads, or values
 that default arguments and class bodies compute.
 """
@@ -17,7 +17,7 @@ import symtable
 import sys
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from types import ModuleType
@@ -41,7 +41,7 @@ def agent_version(agent: LitAgent[Any]) -> str | None:
     directly or not. It covers the values of the module's variables that they use, at the time of the call. Comments and
     formatting do not count.
 
-    None for a function that keeps variables of an enclosing function, an instance with attributes of its own, a
+    None for a function that keeps variables of an enclosing function, an instance with own attributes, a
     callable object, code that uses a variable of its module whose value is no JSON, pydantic model, regular expression,
     type or logger, and code whose source cannot be read (a notebook's, for example).
     """
@@ -75,7 +75,10 @@ def _used(code: Any) -> list[str]:
         for name in _module_names(waiting.pop()):
             binding = statements.get(name, ())
             if not all(isinstance(each, _DEFINITIONS) for each in binding) and name in vars(module):
-                found[f"{name} = {_value_text(vars(module)[name])}"] = None
+                value = vars(module)[name]
+                is_source = isinstance(value, _BY_SOURCE) or typing.get_origin(value) is not None
+                text = "by its source" if is_source else json.dumps(value, default=_plain)
+                found[f"{name} = {text}"] = None
             for each in binding:
                 if (text := ast.dump(each)) not in found:
                     found[text] = None
@@ -85,9 +88,7 @@ def _used(code: Any) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _definition(code: Any) -> ast.Module:
-    """Parse the source of a function or class. Cached, because a run asks twice: for its runners and for its
-    algorithm.
-    """
+    # cached, because a run asks twice: for its runners and for its algorithm
     return ast.parse(textwrap.dedent(inspect.getsource(code)))
 
 
@@ -95,17 +96,14 @@ def _definition(code: Any) -> ast.Module:
 def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
     statements: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(source).body:
-        for name in _bound_names(statement):
-            statements.setdefault(name, []).append(statement)
+        head = statement
+        if isinstance(head, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            head = copy(head)
+            head.body = [ast.Pass()]  # a body binds no name of the module, and takes long to unparse
+        for each in symtable.symtable(ast.unparse(head), "module", "exec").get_symbols():
+            if each.is_assigned() or each.is_imported():
+                statements.setdefault(each.get_name(), []).append(statement)
     return statements
-
-
-def _bound_names(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        statement = copy(statement)
-        statement.body = [ast.Pass()]  # a body binds no name of the module, and takes long to unparse
-    table = symtable.symtable(ast.unparse(statement), "module", "exec")
-    return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
 
 
 def _module_names(code: ast.AST) -> set[str]:
@@ -120,13 +118,6 @@ def _module_names(code: ast.AST) -> set[str]:
         names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
         waiting += table.get_children()
     return names
-
-
-def _value_text(value: Any) -> str:
-    """Return a text that equal values share. Raise TypeError for a value that has none."""
-    if isinstance(value, _BY_SOURCE) or typing.get_origin(value) is not None:
-        return "by its source"
-    return json.dumps(value, default=_plain)
 
 
 def _plain(value: Any) -> Any:

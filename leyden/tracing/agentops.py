@@ -8,7 +8,7 @@ AgentOps's client, which needs a key and sends to agentops.ai, is never started:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
@@ -45,7 +45,6 @@ class AgentOpsTracer(OtelTracer):
         require_packages("agentops", extra="agentops", needed_by="AgentOpsTracer")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context, entered around each trace, in which AgentOps's instrumentation is on and its client off."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_AgentOps())
@@ -63,14 +62,14 @@ class _AgentOps(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Turn AgentOps's decorators and instrumentation on, and let `agentops.init()` do nothing."""
         instrumentation: Any = importlib.import_module("agentops.instrumentation")
         client: Any = importlib.import_module("agentops.client.client")
         core: Any = instrumentation.tracer
         if not core.initialized:  # its decorators record nothing before
             core.provider, core._initialized = otel_trace.get_tracer_provider(), True
-            self._undo.callback(_reset, core)
-        init = Patch(client.Client, "init", _does_nothing)
+            # so that AgentOps does not shut the provider down when the process exits
+            self._undo.callback(lambda: (setattr(core, "provider", None), setattr(core, "_initialized", False)))
+        init = Patch(client.Client, "init", lambda original: _does_nothing)
         init.apply()
         self._undo.callback(init.undo)
         if not instrumentation._active_instrumentors:
@@ -83,21 +82,13 @@ class _AgentOps(Instrumentation):
         self._undo.close()
 
 
+def _does_nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    pass
+
+
 def _left_wrapped() -> Iterator[tuple[Any, str]]:
     for module, owner, name in _LEFT_WRAPPED:
         try:
             yield getattr(importlib.import_module(module), owner), name
         except (ImportError, AttributeError):  # not installed, or another version
             continue
-
-
-def _reset(core: Any) -> None:
-    """Make AgentOps forget the provider, because it would shut it down when the process exits."""
-    core.provider, core._initialized = None, False
-
-
-def _does_nothing(original: Callable[..., Any]) -> Callable[..., None]:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Replace the `init` of AgentOps's client while a trace of Leyden is open."""
-
-    return init

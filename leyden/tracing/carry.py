@@ -51,7 +51,6 @@ def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[t
     """Return a `Thread.start` that runs the thread in a copy of the caller's context while a trace is open."""
 
     def start(self: threading.Thread) -> None:
-        """Start the thread. If a trace is open, its `run` is called in a copy of this context."""
         if CURRENT.get() is not None:
             context, run = contextvars.copy_context(), self.run
 
@@ -66,12 +65,9 @@ def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[t
 
 
 def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    """Return a `ThreadPoolExecutor.submit` that runs each call in a copy of the caller's context while a trace is
-    open.
-    """
+    """Return a `ThreadPoolExecutor.submit` whose calls run in a copy of the caller's context while a trace is open."""
 
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit a call. If a trace is open, it runs in a copy of this context."""
         if CURRENT.get() is None:
             return original(self, fn, *args, **kwargs)
         context = contextvars.copy_context()
@@ -111,7 +107,6 @@ def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
     """Return a `Process.start` whose child continues the current trace, if there is one."""
 
     def start(self: multiprocessing.process.BaseProcess) -> None:
-        """Start the process. If a trace is open, its `run` is called within the trace."""
         trace = CURRENT.get()
         if trace is None:
             return original(self)
@@ -129,7 +124,6 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
     """Return a `ProcessPoolExecutor.submit` whose worker runs the call in the current trace, if there is one."""
 
     def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit a call. If a trace is open, the worker runs it within the trace."""
         trace = CURRENT.get()
         if trace is None:
             return original(self, fn, *args, **kwargs)
@@ -149,14 +143,12 @@ def _apart(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `multiprocessing.pool.Pool` whose workers run the given function in the current trace, if
-    there is one.
+    """Return a method of `Pool` whose workers run the function in the current trace, if there is one.
 
     A worker thread gets a copy of the context, a worker process the packed trace.
     """
 
     def apply(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `original`. If a trace is open, workers run `func` within it."""
         trace = CURRENT.get()
         if trace is None:
             return original(self, func, *args, **kwargs)
@@ -171,12 +163,8 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a `Popen.__init__` whose program gets the current trace's environment variables, merged with the call's
-    `env`.
-    """
 
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
-        """Start the program. If a trace is open, it gets the trace's environment variables."""
         trace = CURRENT.get()
         if trace is not None:
             if len(args) > _ENV_POSITION:
@@ -189,9 +177,6 @@ def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of uvloop's loop that starts a program with the current trace's environment variables, merged
-    with the call's `env`.
-    """
 
     def spawn(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace = CURRENT.get()
@@ -203,10 +188,9 @@ def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
-    """Return the environment of a program that a trace starts: the trace's variables, except those that the call sets
-    to another value than this process has.
+    """Return a program's environment: `given`, and the trace's variables unless the call itself changes them.
 
-    given: the call's own `env`; None: this process's environment.
+    given: the call's `env`; None: this process's environment.
     """
     if given is None:
         return {**os.environ, **trace.environment()}
@@ -232,7 +216,6 @@ def _outside_traces() -> Generator[None]:
 
 @functools.cache
 def _patches() -> Sequence[Patch]:
-    """Return the patches of Python's own starters."""
     pool = multiprocessing.pool.Pool
     return (
         Patch(threading.Thread, "start", _carrying_start),
@@ -282,10 +265,10 @@ def release() -> None:
 
 @functools.cache
 def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_forget_trace)
+    os.register_at_fork(after_in_child=_leave_trace)
 
 
-def _forget_trace() -> None:
+def _leave_trace() -> None:
     """Leave the trace in a forked child, and replace the lock.
 
     The connection to the store stayed in the parent, and so did the threads, one of which may have held the lock.

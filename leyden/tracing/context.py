@@ -64,7 +64,7 @@ class TraceContext:
         prepare: makes another process record its steps, before carried work runs there.
         around: makes a context that stays open as long as the trace.
         model_hosts: the hosts whose requests are model calls.
-        url: where other processes send spans of this trace; None: to an address of its own.
+        url: where other processes send spans of this trace; None: to a new address.
         Raise ConfigError for one id without the other, or for a store without ids.
         """
         if (rollout_id is None) != (attempt_id is None):
@@ -93,7 +93,6 @@ class TraceContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the trace, and block until its spans are delivered."""
         outbox = self._close().outbox
         if outbox is not None:
             try:
@@ -104,7 +103,6 @@ class TraceContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the trace, and wait until its spans are delivered."""
         outbox = self._close().outbox
         if outbox is not None:
             try:
@@ -200,10 +198,7 @@ class Carried:
         )
 
     def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call a function in the trace, in the process that received this object.
-
-        All spans that it recorded are delivered when this returns.
-        """
+        """Call a function in the trace. All spans that it recorded are delivered when this returns."""
         with _variables(self.environment), self._trace():
             return function(*args, **kwargs)
 

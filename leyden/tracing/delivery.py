@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 0.2
 """How long a span waits for others."""
 _FLUSH_SPANS = 64
-"""When so many spans are pending, they are sent without waiting."""
-_MOST_SPANS = 5000
+"""This many pending spans are sent without waiting."""
+_MAX_SPANS = 5000
 """The most spans of one request.
 
 After an outage of the store, more may wait than a server accepts at once.
@@ -93,21 +93,28 @@ class SpanOutbox:
             return
         logger.debug("span %r of %s ended after its trace was closed; it is delivered late", span.name, self.name)
         if self._late is None:
-            self._late = SpanOutbox(
-                _background_delivery(self._delivery.store), f"{self.name} (late)", tries=_LATE_TRIES
-            )
+            store, loop = self._delivery.store, background_loop()
+            with _registry_lock:
+                delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)
+                assert _background is not None
+                _background.deliveries.add(delivery)  # which is flushed when the process exits
+            self._late = SpanOutbox(delivery, f"{self.name} (late)", tries=_LATE_TRIES)
         self._late.put(span)
 
     async def close(self) -> None:
         """Deliver every span that was put. Call it in the delivery's own loop.
 
-        If a span could not be delivered, raise the store's error. An error that is no LeydenError is raised as a
-        StoreError.
+        If a span could not be delivered, raise the store's error. Another error than a
+        LeydenError is raised as a StoreError.
         """
         try:
             await self._delivery.drain(self)
         finally:
-            _release(self._delivery)
+            delivery = self._delivery
+            with _registry_lock:
+                delivery.users -= 1
+                if not delivery.users:
+                    del _deliveries[id(delivery.store), id(delivery.loop)]
         if self.error is not None:
             undelivered = f"{self.lost or self.waiting} spans of {self.name}"
             if isinstance(self.error, LeydenError):
@@ -243,8 +250,8 @@ class Delivery:
 
         If the store refuses the batch, send the spans of each outbox alone, to find whose spans are wrong.
         """
-        if len(batch) > _MOST_SPANS:
-            parts = [batch[start : start + _MOST_SPANS] for start in range(0, len(batch), _MOST_SPANS)]
+        if len(batch) > _MAX_SPANS:
+            parts = [batch[start : start + _MAX_SPANS] for start in range(0, len(batch), _MAX_SPANS)]
             return [entry for part in parts for entry in await self._send(part)]
         outboxes = dict.fromkeys(outbox for outbox, _ in batch)
         try:
@@ -257,11 +264,17 @@ class Delivery:
             return ()
         except Exception as error:  # noqa: BLE001 -- any store, any network: kept for another try, raised when the trace closes
             for outbox in outboxes:
-                self._note_failure(outbox, error)
+                if outbox.tries is not None:
+                    outbox.tries -= 1
+                if outbox.error is None:  # the first failure in a row
+                    logger.warning("spans of %s wait: %s: %s", outbox.name, type(error).__name__, error)
+                outbox.error = error
             for outbox in (outbox for outbox in outboxes if outbox.tries == 0):
                 self._refuse(outbox, sum(entry[0] is outbox for entry in batch), error)
             return [entry for entry in batch if entry[0].tries != 0]
-        _copy_sequence_ids(added, batch)
+        drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
+        for _, span in batch:
+            span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)
         with self._lock:
             for outbox, _ in batch:
                 outbox.waiting -= 1
@@ -269,26 +282,12 @@ class Delivery:
                     outbox.error = None
         return ()
 
-    def _note_failure(self, outbox: SpanOutbox, error: Exception) -> None:
-        """Remember a failed try that may be repeated. The first one in a row is logged."""
-        if outbox.tries is not None:
-            outbox.tries -= 1
-        if outbox.error is None:
-            logger.warning("spans of %s wait: %s: %s", outbox.name, type(error).__name__, error)
-        outbox.error = error
-
     def _refuse(self, outbox: SpanOutbox, count: int, error: Exception) -> None:
         logger.error("%d spans of %s are refused: %s", count, outbox.name, error)
         with self._lock:
             outbox.waiting -= count
             outbox.lost += count
             outbox.error = error
-
-
-def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
-    drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
-    for _, span in batch:
-        span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)
 
 
 # ---- which deliveries there are ------------------------------------------------------------------
@@ -306,23 +305,6 @@ def open_outbox(store: SpanDestination, loop: asyncio.AbstractEventLoop, name: s
         delivery = _deliveries.setdefault((id(store), id(loop)), Delivery(store, loop))
         delivery.users += 1
     return SpanOutbox(delivery, name)
-
-
-def _background_delivery(store: SpanDestination) -> Delivery:
-    """Return the delivery of late spans to a store, in the background loop. It is flushed when the process exits."""
-    loop = background_loop()
-    with _registry_lock:
-        delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)
-        assert _background is not None
-        _background.deliveries.add(delivery)
-    return delivery
-
-
-def _release(delivery: Delivery) -> None:
-    with _registry_lock:
-        delivery.users -= 1
-        if not delivery.users:
-            del _deliveries[id(delivery.store), id(delivery.loop)]
 
 
 class _Background:

@@ -27,11 +27,11 @@ from opentelemetry import trace as otel_trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import StatusCode
 
 from leyden._lib.otel import attribute_value, links_text, seconds
 from leyden.store.base import LightningStore
@@ -64,19 +64,14 @@ class OtelTracer(Tracer):
         self.model_hosts = tuple(model_hosts)
 
     def prepare(self) -> None:
-        """Listen to the global tracer provider. Set Leyden's if there is none."""
         listen()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the worker's store, and import what instrumentation needs, so that the first rollout does not wait for
-        it.
-        """
         super().init_worker(worker_id, store)
-        with self.while_open():
+        with self.while_open():  # imports what instrumentation needs, so that the first rollout does not wait for it
             pass
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context, entered around each trace, in which the clients are instrumented."""
         return instrument(*(in_use() if self._instrumentation is None else self._instrumentation))
 
 
@@ -93,9 +88,7 @@ class LightningSpanProcessor(SpanProcessor):
         self._started: weakref.WeakValueDictionary[int, SdkSpan] = weakref.WeakValueDictionary()
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Remember which trace a span belongs to: that of the given parent context, else the current trace of the
-        running code, else that of the parent span.
-        """
+        """Remember the span's trace: the parent context's, else the running code's, else the parent span's."""
         trace = None if parent_context is None else trace_of(parent_context)
         if trace is None:
             trace = current_trace() or _trace_of_span(otel_trace.get_current_span(parent_context))
@@ -104,7 +97,6 @@ class LightningSpanProcessor(SpanProcessor):
             self._started[_span_id(span)] = span
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Record the span in the trace that it belongs to, if any."""
         started = self._started.pop(_span_id(span), None)
         trace = None if started is None else _trace_of_span(started)
         if trace is not None:
@@ -131,7 +123,6 @@ class UnseededIds(IdGenerator):
     """
 
     def generate_span_id(self) -> int:
-        """Return 64 random bits, not all 0."""
         return secrets.randbits(64) or 1
 
     def generate_trace_id(self) -> int:
@@ -159,7 +150,12 @@ def listen() -> None:
     with _lock:
         provider: Any = otel_trace.get_tracer_provider()
         if isinstance(provider, otel_trace.ProxyTracerProvider):
-            provider = _own_provider()
+            # OpenTelemetry's default limit of 128 attributes cuts long conversations.
+            none = SpanLimits.UNSET
+            limits = SpanLimits(max_attributes=none, max_span_attributes=none, max_events=none)
+            provider = TracerProvider(
+                sampler=ALWAYS_ON, id_generator=UnseededIds(), span_limits=limits, shutdown_on_exit=False
+            )
             otel_trace.set_tracer_provider(provider)
         if provider in _heard:
             return
@@ -174,20 +170,12 @@ def listen() -> None:
             )
 
 
-def _own_provider() -> TracerProvider:
-    # OpenTelemetry's default limit of 128 attributes cuts long conversations.
-    unlimited = SpanLimits(
-        max_attributes=SpanLimits.UNSET, max_span_attributes=SpanLimits.UNSET, max_events=SpanLimits.UNSET
-    )
-    return TracerProvider(sampler=ALWAYS_ON, id_generator=UnseededIds(), span_limits=unlimited, shutdown_on_exit=False)
-
-
 def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Span:
     """Return an ended OpenTelemetry span as a span of an attempt. Its sequence id is 0 until the store assigns one.
 
     A span that is received over OTLP has the same form.
     """
-    context, parent = span.context, span.parent
+    context, parent, status = span.context, span.parent, span.status
     assert context is not None
     attributes = _attributes(span.attributes)
     if span.links:
@@ -204,19 +192,18 @@ def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> 
         parent_id=None if parent is None else f"{parent.span_id:016x}",
         name=span.name,
         kind=span.kind.name,
-        status=_status(span.status),
+        status=SpanStatus()
+        if status.status_code is StatusCode.UNSET
+        else SpanStatus(status_code=status.status_code.name, description=status.description or None),
         attributes=attributes,
-        events=[_event(event) for event in span.events],
+        events=[
+            SpanEvent(name=each.name, timestamp=seconds(each.timestamp), attributes=_attributes(each.attributes))
+            for each in span.events
+        ],
         start_time=seconds(span.start_time),
         end_time=seconds(span.end_time),
         resource=_resource(span.resource),
     )
-
-
-def _status(status: Status) -> SpanStatus:
-    if status.status_code is StatusCode.UNSET:
-        return SpanStatus()
-    return SpanStatus(status_code=status.status_code.name, description=status.description or None)
 
 
 _resource_read: tuple[Resource | None, Attributes] = (None, {})
@@ -231,10 +218,6 @@ def _resource(resource: Resource) -> Attributes:
         attributes = _attributes(resource.attributes)
         _resource_read = resource, attributes
     return attributes
-
-
-def _event(event: Event) -> SpanEvent:
-    return SpanEvent(name=event.name, timestamp=seconds(event.timestamp), attributes=_attributes(event.attributes))
 
 
 def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:

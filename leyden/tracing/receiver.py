@@ -87,9 +87,9 @@ class Receiver:
 
         Raise UnknownAttempt, and add none, if one belongs to another attempt.
         """
-        place = (self.trace.rollout_id, self.trace.attempt_id)
+        attempt = (self.trace.rollout_id, self.trace.attempt_id)
         for span in spans:
-            if (span.rollout_id, span.attempt_id) != place:
+            if (span.rollout_id, span.attempt_id) != attempt:
                 raise UnknownAttempt(
                     f"attempt {span.attempt_id!r} of rollout {span.rollout_id!r} is not the one that this address is for"
                 )
@@ -121,7 +121,7 @@ _SPANS = TypeAdapter(list[Span])
 
 
 class _ReceiverServer:
-    """The HTTP server of this process, an ASGI application in a thread of its own."""
+    """The HTTP server of this process, an ASGI application in its own thread."""
 
     _current: _ReceiverServer | None = None
     _lock = threading.Lock()
@@ -148,7 +148,6 @@ class _ReceiverServer:
             thread.stop()
 
     async def __call__(self, scope: Scope, read: Receive, send: Send) -> None:
-        """Respond to one HTTP request, as an ASGI application does."""
         try:
             reply = await self._reply(scope, read)
         except ClientGone:

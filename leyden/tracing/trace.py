@@ -67,7 +67,7 @@ class OpenSpan:
 
 
 class Address(Protocol):
-    """The place to which other processes send the spans of one trace."""
+    """The address to which other processes send the spans of one trace."""
 
     url: str
 
@@ -100,7 +100,7 @@ class Trace:
     ) -> None:
         """
         outbox: delivers the spans; None: they stay in `spans`.
-        url: where other processes send spans of this trace; None: to an address of its own.
+        url: where other processes send spans of this trace; None: to a new address.
         open_address: opens that address when the first process needs it.
         pack: makes the form that is sent to another process. A trace without it is not carried.
         """
@@ -118,7 +118,7 @@ class Trace:
         self.outbox = outbox
         self.route = CallRoute(rollout_id, attempt_id)
         """The address and key for model calls of code that does not know Leyden."""
-        self.prepare: Callable[[], None] = _nothing
+        self.prepare: Callable[[], None] = _nothing  # by name, because it may be pickled
         """A function that makes another process record its steps.
 
         One that cannot be pickled is left out."""
@@ -201,24 +201,15 @@ class Trace:
 
         The child may be written in any language.
         """
-        return {**self.route.environment(), **self._recording()}
-
-    def close_address(self) -> None:
-        """Refuse further spans of other processes."""
-        with self._lock:
-            if self._address is not None:
-                self._address.close()
-                self._address = None
-
-    def _recording(self) -> dict[str, str]:
-        """Return the environment variables that name the attempt, the address for spans, and the parent of the child's
-        spans.
-        """
-        place = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
+        attempt = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
-        listed = [*([others] if others else []), *(f"{name}={quote(value, safe='')}" for name, value in place.items())]
+        listed = [
+            *([others] if others else []),
+            *(f"{name}={quote(value, safe='')}" for name, value in attempt.items()),
+        ]
         address = self.address()
         return {
+            **self.route.environment(),
             "LEYDEN_ROLLOUT_ID": self.rollout_id,
             "LEYDEN_ATTEMPT_ID": self.attempt_id,
             SPANS_URL: address,
@@ -228,6 +219,13 @@ class Trace:
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_RESOURCE_ATTRIBUTES": ",".join(listed),
         }
+
+    def close_address(self) -> None:
+        """Refuse further spans of other processes."""
+        with self._lock:
+            if self._address is not None:
+                self._address.close()
+                self._address = None
 
     def address(self) -> str:
         """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's form.
@@ -303,7 +301,7 @@ def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
     Raise InvalidEmission, naming the key, for a value that is neither a string, a finite number, a bool nor a list of
     one of these.
     """
-    return {_checked_key(key): _checked_value(key, value) for key, value in attributes.items()}
+    return {key: _checked_value(key, value) for key, value in attributes.items()}
 
 
 def exception_attributes(error: BaseException) -> Attributes:
@@ -321,16 +319,12 @@ def exception_attributes(error: BaseException) -> Attributes:
     }
 
 
-def _checked_key(key: object) -> str:
+def _checked_value(key: object, value: object) -> Any:
+    """Return an attribute's value as the store keeps it. Raise InvalidEmission for a key that is no text, for another
+    type, and for a number that is not finite.
+    """
     if not isinstance(key, str) or not key:
         raise InvalidEmission(f"the attribute key {key!r} is not a string with at least one character")
-    return key
-
-
-def _checked_value(key: str, value: object) -> Any:
-    """Return an attribute's value as the store keeps it. Raise InvalidEmission for another type and for a number that
-    is not finite.
-    """
     elements = cast(Sequence[Any], value) if isinstance(value, list | tuple) else None
     if any(
         isinstance(number, float) and not math.isfinite(number)

@@ -112,7 +112,7 @@ class Tracer(NamedOptions, ABC):
         return stores[0] if stores else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but the workers' stores, which belong to this process."""
+        # without the workers' stores, which belong to this process
         return {name: value for name, value in vars(self).items() if name != "_worker_stores"}
 
     def get_last_trace(self) -> list[Span]:
@@ -156,4 +156,4 @@ class DummyTracer(Tracer):
     """
 
     def prepare(self) -> None:
-        """Do nothing, because there is no library to prepare."""
+        pass

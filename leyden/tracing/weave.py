@@ -45,7 +45,6 @@ class WeaveTracer(OtelTracer):
         _import_quietly("weave")
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context, entered around each trace, in which Weave's calls are recorded."""
         stack = ExitStack()
         stack.enter_context(super().while_open())
         stack.enter_context(_Weave())
@@ -64,7 +63,6 @@ class _Weave(Instrumentation):
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Replace Weave's client, and patch the integrations that are not patched yet."""
         context: Any = _import_quietly("weave.trace.context.weave_client_context")
         before = context.get_weave_client()
         _set_client(context, _Client())
@@ -134,7 +132,9 @@ class _Client:
         )
         trace = current_trace()
         if trace is not None:
-            arguments = as_json(_without_self(inputs), default=_plain)
+            # without `self`, because a client's attributes may hold its API key
+            given = {key: value for key, value in inputs.items() if key != "self"}
+            arguments = as_json(given, default=_plain)
             step = trace.operation(name, {semconv.OPERATION_NAME: name, semconv.OPERATION_INPUT: arguments})
             self._open[call_id] = step, step.__enter__()
         if use_stack:
@@ -161,21 +161,13 @@ class _Client:
         self.finish_call(call, exception=exception)
 
 
-def _without_self(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call without `self`: a client's attributes may hold its API key."""
-    return {name: value for name, value in inputs.items() if name != "self"}
-
-
 def _plain(value: Any) -> Any:
-    """Return JSON's form of a value that JSON does not know: the fields of a pydantic model, else its `repr`."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json", exclude_none=True) if callable(dump) and not isinstance(value, type) else repr(value)
 
 
 def _response_attributes(output: Any) -> dict[str, str | int]:
-    """Return the attributes by which a model's answer is matched with the gateway's record of the same call. Return
-    none if the output is no answer.
-    """
+    """Return the attributes that match a model's answer with the gateway's record of it; none for other outputs."""
     fields: Any = _plain(output) if hasattr(output, "model_dump") else output
     if not isinstance(fields, dict):
         return {}

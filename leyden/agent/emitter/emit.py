@@ -70,7 +70,18 @@ def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, prop
     Raise InvalidEmission, which names the first part that is not JSON, for any other value. Raise NoActiveTrace outside
     a trace.
     """
-    own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
+    kind = type(cast(object, value))
+    kind_name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    own: dict[str, AttributeValue] = {semconv.OBJECT_TYPE: kind_name}
+    if isinstance(value, str | bool | int):
+        own[semconv.OBJECT_LITERAL] = value
+    else:
+        try:
+            own[semconv.OBJECT_JSON] = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidEmission(
+                f"{kind_name} {value!r:.200} is not JSON: {error}. Emit the parts that you need, as a dict, a list or a string"
+            ) from error
     return emit_span("emit_object", semconv.OBJECT, with_user_attributes(own, attributes), propagate=propagate)
 
 
@@ -81,25 +92,6 @@ def get_object_value(span: Span) -> Any:
         return literal
     text = span.attributes.get(semconv.OBJECT_JSON)
     return json.loads(text) if isinstance(text, str) else None
-
-
-def _content(value: object) -> dict[str, AttributeValue]:
-    """Return a value as a span's attributes: a literal as it is, anything else as JSON. Raise InvalidEmission for what
-    JSON cannot express.
-    """
-    if isinstance(value, str | bool | int):
-        return {semconv.OBJECT_LITERAL: value}
-    try:
-        return {semconv.OBJECT_JSON: json.dumps(value, ensure_ascii=False, allow_nan=False)}
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidEmission(
-            f"{_type_name(value)} {value!r:.200} is not JSON: {error}. Emit the parts that you need, as a dict, a list or a string"
-        ) from error
-
-
-def _type_name(value: object) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def emit_exception(

@@ -81,7 +81,11 @@ class Operation(AbstractContextManager[OperationStep]):
         @contextmanager
         def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[OperationStep]:
             with self._step(name) as step:
-                step.set_input(_arguments(signature, args, kwargs))
+                try:
+                    arguments = dict(signature.bind(*args, **kwargs).arguments)
+                except TypeError:  # wrong arguments: the call itself will raise the same error
+                    arguments = {"args": args, "kwargs": kwargs}
+                step.set_input(arguments)
                 yield step
 
         if inspect.iscoroutinefunction(function):
@@ -135,10 +139,3 @@ def operation(
     """
     recorder = Operation(name, attributes)
     return recorder if function is None else recorder(function)
-
-
-def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(signature.bind(*args, **kwargs).arguments)
-    except TypeError:  # wrong arguments: the call itself will raise the same error
-        return {"args": args, "kwargs": kwargs}

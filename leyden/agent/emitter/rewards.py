@@ -36,15 +36,20 @@ def emit_reward(
         raise InvalidEmission(f"primary_key={primary_key!r} is for a dict of rewards, but the reward is {reward!r}")
     else:
         named = {semconv.PRIMARY_REWARD: reward}
-    checked = {name: _finite(name, value) for name, value in named.items()}
+    checked: dict[str, float] = {}
+    for name, value in named.items():
+        if not isinstance(name, str):
+            raise InvalidEmission(f"the reward name {name!r} is a {type(name).__name__}; names are strings")
+        try:
+            checked[name] = finite_number(value)
+        except ValueError as error:
+            raise InvalidEmission(f"reward {name!r} {error}") from error
     together = with_user_attributes(reward_attributes(checked), attributes)
-    events = [_evaluation(name, value) for name, value in checked.items()]
+    events: list[SpanEvent] = []
+    for name, value in checked.items():
+        score: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
+        events.append(SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=score))
     return emit_span("emit_reward", semconv.REWARD, together, propagate=propagate, events=events)
-
-
-def _evaluation(name: str, value: float) -> SpanEvent:
-    attributes: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
-    return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=attributes)
 
 
 def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:
@@ -59,13 +64,3 @@ def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Map
     if primary_key not in rewards:
         raise InvalidEmission(f"primary_key={primary_key!r} is not among the rewards ({names})")
     return {primary_key: rewards[primary_key], **rewards}
-
-
-def _finite(name: object, value: object) -> float:
-    """Return a reward as a float. Raise InvalidEmission for another value, NaN or infinity."""
-    if not isinstance(name, str):
-        raise InvalidEmission(f"the reward name {name!r} is a {type(name).__name__}; names are strings")
-    try:
-        return finite_number(value)
-    except ValueError as error:
-        raise InvalidEmission(f"reward {name!r} {error}") from error

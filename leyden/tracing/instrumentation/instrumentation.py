@@ -34,12 +34,10 @@ class Instrumentation(AbstractContextManager[None], ABC):
 
     @classmethod
     def available(cls) -> bool:
-        """Return whether the library is installed."""
         return all(_found(module) for module in cls.modules)
 
     @classmethod
     def imported(cls) -> bool:
-        """Return whether this process has imported the library."""
         return cls.modules[0] in sys.modules
 
     @classmethod
@@ -79,14 +77,13 @@ class Patches(Instrumentation):
 
     _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
     """The patches of each class. They are kept after `remove`, because a patch that another library's patch covers
-    cannot be undone; applying it anew would patch the method twice."""
+    cannot be undone; applying it again would patch the method twice."""
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
         """Return the patches to apply; called once in a process."""
 
     def install(self) -> None:
-        """Apply all patches."""
         kind = type(self)
         if kind not in self._patches:
             self._patches[kind] = self.patches()
@@ -94,7 +91,6 @@ class Patches(Instrumentation):
             patch.apply()
 
     def remove(self) -> None:
-        """Undo all patches, the last one first."""
         for patch in reversed(self._patches[type(self)]):
             patch.undo()
 

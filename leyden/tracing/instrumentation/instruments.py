@@ -12,16 +12,16 @@ from leyden.errors import ConfigError
 from leyden.tracing.instrumentation.instrumentation import Instrumentation
 
 _CLASSES: Final[Mapping[str, str]] = {
-    "httpx": "leyden.tracing.instrumentation.httpx_clients:HttpxInstrumentation",
-    "httpx2": "leyden.tracing.instrumentation.httpx_clients:Httpx2Instrumentation",
-    "aiohttp": "leyden.tracing.instrumentation.aiohttp_client:AiohttpInstrumentation",
-    "openai": "leyden.tracing.instrumentation.genai:OpenAIInstrumentation",
-    "anthropic": "leyden.tracing.instrumentation.genai:AnthropicInstrumentation",
-    "langchain": "leyden.tracing.instrumentation.genai:LangChainInstrumentation",
-    "openai-agents": "leyden.tracing.instrumentation.openai_agents:OpenAIAgentsInstrumentation",
-    "autogen": "leyden.tracing.instrumentation.openinference:AutoGenInstrumentation",
-    "agent-framework": "leyden.tracing.instrumentation.agent_framework:AgentFrameworkInstrumentation",
-    "crewai": "leyden.tracing.instrumentation.openinference:CrewAIInstrumentation",
+    "httpx": "leyden.tracing.instrumentation.http_clients:HttpxInstrumentation",
+    "httpx2": "leyden.tracing.instrumentation.http_clients:Httpx2Instrumentation",
+    "aiohttp": "leyden.tracing.instrumentation.http_clients:AiohttpInstrumentation",
+    "openai": "leyden.tracing.instrumentation.packaged:OpenAIInstrumentation",
+    "anthropic": "leyden.tracing.instrumentation.packaged:AnthropicInstrumentation",
+    "langchain": "leyden.tracing.instrumentation.packaged:LangChainInstrumentation",
+    "openai-agents": "leyden.tracing.instrumentation.frameworks:OpenAIAgentsInstrumentation",
+    "autogen": "leyden.tracing.instrumentation.frameworks:AutoGenInstrumentation",
+    "agent-framework": "leyden.tracing.instrumentation.frameworks:AgentFrameworkInstrumentation",
+    "crewai": "leyden.tracing.instrumentation.frameworks:CrewAIInstrumentation",
 }
 
 HTTP_CLIENTS: Final = ("httpx", "httpx2", "aiohttp")

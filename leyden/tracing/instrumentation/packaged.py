@@ -1,5 +1,6 @@
 """Use the instrumentations that others maintain: OpenTelemetry's GenAI packages and OpenInference's, which share one
-interface.
+interface. OpenAI's and Anthropic's SDKs and LangChain need nothing else (extras `openai-instrumentation`,
+`anthropic-instrumentation` and `langchain`); `frameworks.py` has those that do.
 
 The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise. A
 library that the user has already instrumented with its package is left as it is.
@@ -35,7 +36,6 @@ class PackagedInstrumentation(Instrumentation):
         self._ours: Any = None
 
     def install(self) -> None:
-        """Instrument the library, unless the user has done so."""
         instrumentor: Any = getattr(importlib.import_module(self.modules[-1]), self.instrumentor)()
         if not instrumentor.is_instrumented_by_opentelemetry:
             with _defaults(_WANTED):
@@ -43,7 +43,6 @@ class PackagedInstrumentation(Instrumentation):
             self._ours = instrumentor
 
     def remove(self) -> None:
-        """Undo the instrumentation, if `install` made it."""
         instrumentor, self._ours = self._ours, None
         if instrumentor is not None:
             instrumentor.uninstrument()
@@ -51,9 +50,7 @@ class PackagedInstrumentation(Instrumentation):
 
 @contextmanager
 def _defaults(variables: dict[str, str]) -> Generator[None]:
-    """Set environment variables during the block, except those that the user has set. A library reads them while it is
-    instrumented.
-    """
+    """Set environment variables, unless the user has, for a library that reads them while it is instrumented."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -61,3 +58,24 @@ def _defaults(variables: dict[str, str]) -> Generator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+class OpenAIInstrumentation(PackagedInstrumentation):
+    """Instruments OpenAI's SDK, `openai`."""
+
+    modules: ClassVar[tuple[str, ...]] = ("openai", "opentelemetry.instrumentation.genai.openai")
+    instrumentor: ClassVar[str] = "OpenAIInstrumentor"
+
+
+class AnthropicInstrumentation(PackagedInstrumentation):
+    """Instruments Anthropic's SDK, `anthropic`."""
+
+    modules: ClassVar[tuple[str, ...]] = ("anthropic", "opentelemetry.instrumentation.genai.anthropic")
+    instrumentor: ClassVar[str] = "AnthropicInstrumentor"
+
+
+class LangChainInstrumentation(PackagedInstrumentation):
+    """Instruments LangChain and LangGraph: agents, tools and the calls of chat models."""
+
+    modules: ClassVar[tuple[str, ...]] = ("langchain_core", "opentelemetry.instrumentation.genai.langchain")
+    instrumentor: ClassVar[str] = "LangChainInstrumentor"

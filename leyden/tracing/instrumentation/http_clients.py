@@ -1,9 +1,9 @@
-"""Instrument `httpx` and `httpx2`: their requests to a model go to the attempt's gateway, with the trace context in
-their headers.
+"""Instrument `httpx`, `httpx2` and `aiohttp`'s client: their requests to a model go to the attempt's gateway, with the
+trace context in their headers.
 
-The two have one interface. The patched method, `send`, is below all request methods of a client and above redirects,
-proxies and transports. So the patch also reaches clients that were made before it, and subclasses such as OpenAI's and
-Anthropic's clients.
+`httpx` and `httpx2` have one interface. The patched method, `send`, is below all request methods of a client and above
+redirects, proxies and transports. So the patch also reaches clients that were made before it, and subclasses such as
+OpenAI's and Anthropic's clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class HttpxInstrumentation(Patches):
     modules: ClassVar[tuple[str, ...]] = ("httpx",)
 
     def patches(self) -> Sequence[Patch]:
-        """Return the patches of the sync client and the async client."""
         library = importlib.import_module(self.modules[0])
 
         def sync(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,3 +59,28 @@ def _redirect(library: Any, request: Any) -> None:
     if url != request.url:
         request.url = url
         request.headers["host"] = url.netloc.decode("ascii")
+
+
+class AiohttpInstrumentation(Patches):
+    """Instruments every `aiohttp.ClientSession`."""
+
+    modules: ClassVar[tuple[str, ...]] = ("aiohttp",)
+
+    def patches(self) -> Sequence[Patch]:
+        import aiohttp
+
+        def routed(original: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+            async def _request(self: Any, method: str, str_or_url: Any, **kwargs: Any) -> Any:
+                route = current_route()
+                if route is not None:
+                    url = self._build_url(str_or_url)
+                    own = self._prepare_headers(kwargs.get("headers"))  # the session's and the request's
+                    redirection = route.redirect(str(url), {name.lower(): value for name, value in own.items()})
+                    if redirection is not None:
+                        own.update(redirection.headers)
+                        str_or_url, kwargs["headers"] = type(url)(redirection.url, encoded=True), own
+                return await original(self, method, str_or_url, **kwargs)
+
+            return _request
+
+        return (Patch(aiohttp.ClientSession, "_request", routed),)  # every request goes through it
