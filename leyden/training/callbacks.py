@@ -192,7 +192,6 @@ class MonitoringCallback(Callback, ABC):
         return None
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Compare a monitored validation metric."""
         return self.compare(loop, vessel, self.monitor) if self.monitor and self.at_validations else None
 
 
@@ -241,7 +240,6 @@ class EarlyStopping(MonitoringCallback):
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint: one for each metric."""
         return f"earlystopping:{self.monitor}"
 
     def _reset(self) -> None:
@@ -283,7 +281,6 @@ class EarlyStopping(MonitoringCallback):
         return None
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
-        """Remove the temporary files of the best weights."""
         self._drop_weights()
 
     def compare(self, loop: TrainLoop, vessel: Vessel, monitor: str) -> HookResult:
@@ -333,21 +330,17 @@ class EarlyStopping(MonitoringCallback):
         self._drop_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its iteration, and the checks without improvement since then."""
         return {"wait": self.wait, "best": self.best, "best_iter": self.best_iter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best value and the count. The best weights come with `load`."""
         self._drop_weights()
         self.wait, self.best, self.best_iter = state["wait"], state["best"], state["best_iter"]
 
     def save(self, path: Path) -> None:
-        """Write the best weights, if the fit is to restore them."""
         if self._best_weights is not None:
             shutil.copytree(self._best_weights.name, path, dirs_exist_ok=True)
 
     def load(self, path: Path) -> None:
-        """Reload the best weights."""
         if self.restore_best_weights and any(path.iterdir()):
             self._drop_weights()
             self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
@@ -371,51 +364,42 @@ class MetricsWriter(Callback):
         """The metrics that earlier rows of each stage had."""
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Begin the files, or continue after the rows that the checkpoint counts."""
         if loop.current_iter == 0:
             self._seen = {}
         for writer in self._writers.values():
             writer.open()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Write the row of the training stage."""
         self._write(loop.last_row, "train")
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Write the row of the validation."""
         self._write(loop.last_row, "val", prefix="val/")
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Close the files."""
         for writer in self._writers.values():
             writer.close()
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
-        """Close the files."""
         self.on_fit_end(loop, vessel)
 
     def _write(self, row: MetricsRow | None, stage: str, *, prefix: str = "") -> None:
         if row is not None:
-            self._warn_of_missing(row)
+            seen = self._seen.setdefault(row.stage, set())
+            where = f"stage {row.stage!r} of iteration {row.iteration}"
+            if not row.metrics:
+                logger.warning(
+                    "MetricsWriter: %s has no metrics; the vessel returned none, and no episode ended", where
+                )
+            elif missing := sorted(seen - row.metrics.keys()):
+                logger.warning("MetricsWriter: %s lacks %s, which earlier rows have", where, ", ".join(missing))
+                seen.difference_update(missing)  # so that each is named once
+            seen.update(row.metrics)
             named = {prefix + name: value for name, value in row.metrics.items()}
             self._writers[stage].write(replace(row, metrics=named))
 
-    def _warn_of_missing(self, row: MetricsRow) -> None:
-        """Log a warning if the row has no metrics, or lacks metrics of earlier rows of its stage."""
-        seen = self._seen.setdefault(row.stage, set())
-        place = f"stage {row.stage!r} of iteration {row.iteration}"
-        if not row.metrics:
-            logger.warning("MetricsWriter: %s has no metrics; the vessel returned none, and no episode ended", place)
-        elif missing := sorted(seen - row.metrics.keys()):
-            logger.warning("MetricsWriter: %s lacks %s, which earlier rows have", place, ", ".join(missing))
-            seen.difference_update(missing)  # so that each is named once
-        seen.update(row.metrics)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of each of the two files."""
         return {"train": self._writers["train"].state_dict(), "validation": self._writers["val"].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore how far both CSV files were written. They are cut there when they are opened."""
         self._writers["train"].load_state_dict(state["train"])
         self._writers["val"].load_state_dict(state["validation"])

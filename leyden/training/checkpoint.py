@@ -65,17 +65,15 @@ class SavedCheckpoint:
     def vessel_state(self) -> Any:
         """The value that the vessel's `state_dict` returned.
 
-        Raises CheckpointError if the vessel saved files of its own instead.
+        Raises CheckpointError if the vessel has its own `save` instead.
         """
         return read_state(self.vessel_path)
 
     @property
     def callbacks_path(self) -> Path:
-        """The directory with the callbacks' files. It is missing if no callback wrote one."""
         return self.path / CALLBACKS
 
     def restore(self, vessel: Any) -> Any:
-        """Restore the vessel's state. Return an awaitable if its `load` is async."""
         return load_vessel(vessel, self.vessel_path)
 
 
@@ -123,7 +121,12 @@ class CheckpointStore:
         Raise CheckpointError for a state that is not JSON.
         """
         aside, path = self.prepared(iteration), self._path(iteration)
-        (aside / _STATE).write_text(_as_json(state), encoding="utf-8")
+        try:
+            (aside / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the state of {_culprit(state)} is not JSON: {error}; see its state_dict()"
+            ) from error
         files = {
             file.relative_to(aside).as_posix(): _fingerprint(file)
             for file in sorted(aside.rglob("*"))
@@ -374,15 +377,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _as_json(state: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(state)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the state of {_culprit(state)} is not JSON: {error}; see its state_dict()") from error
-
-
 def _culprit(state: Mapping[str, Any]) -> str:
-    """Return the name of the callback or writer whose state is not JSON, else "the loop"."""
     for noun, group in (("callback", "callbacks"), ("writer", "loggers")):
         for key, part in state.get(group, {}).items():
             try:

@@ -98,7 +98,12 @@ class Checkpoint(MonitoringCallback):
                 "save_latest is 'copy', which is for files; choose 'link', or give a filename that ends in .pth"
             )
         if filename is not None:
-            _check_filename(filename)
+            if not filename.endswith(".pth") or filename == _LATEST_FILE:
+                raise ConfigError(f"filename is {filename!r}; it must end in .pth and be another than {_LATEST_FILE}")
+            try:
+                _fields(filename)
+            except ValueError as error:
+                raise ConfigError(f"filename is {filename!r}, which cannot be filled in: {error}") from error
         if every_n_iters is None and time_interval is None:
             every_n_iters = 1
         self.every_n_iters, self.time_interval, self.save_on_fit_end = every_n_iters, time_interval, save_on_fit_end
@@ -179,7 +184,7 @@ class Checkpoint(MonitoringCallback):
             self._point_latest(self.store.dirpath / name)
 
     def _check_schedule(self, loop: TrainLoop) -> None:
-        """Raise ConfigError if a validation metric is needed where no validation takes place."""
+        """Raise ConfigError if a needed validation metric is never measured, or not before each save."""
         wanted = [self.monitor or "", *(_fields(self.filename) if self.filename else ())]
         validated = [name for name in wanted if name.startswith("val/")]
         if validated and not loop.validates:
@@ -250,7 +255,6 @@ class Checkpoint(MonitoringCallback):
         return self._save(loop, vessel, needs_metrics=on_schedule and not loop.should_stop)
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Save iterations that are not saved yet."""
         if self._writing is not None:
             return self._after_writing(lambda: self.on_fit_end(loop, vessel))
         if not self.save_on_fit_end or loop.current_iter <= self.last_saved:
@@ -258,7 +262,6 @@ class Checkpoint(MonitoringCallback):
         return self._save(loop, vessel, needs_metrics=False, at_end=True)
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> HookResult:
-        """Complete the checkpoint that is being written."""
         return None if self._writing is None else self._written()
 
     async def _after_writing(self, proceed: Callable[[], HookResult]) -> None:
@@ -268,7 +271,6 @@ class Checkpoint(MonitoringCallback):
             await saving
 
     def compare(self, loop: TrainLoop, vessel: Vessel, monitor: str) -> None:
-        """Remember value and iteration if the monitored metric is better than before."""
         value = monitored(loop.metrics, monitor, "Checkpoint")
         if loop.current_iter == 0 or math.isnan(value):
             return
@@ -307,21 +309,20 @@ class Checkpoint(MonitoringCallback):
         is written too.
         """
         rest = cast("Callable[[], Awaitable[None]] | None", await saving)
-        write = self._complete(rest, self._gather(loop, vessel, name), loop.current_iter)
+        commit, iteration = self._gather(loop, vessel, name), loop.current_iter
+
+        async def complete() -> None:
+            if rest is not None:
+                await rest()
+            await asyncio.to_thread(commit)  # hashes and fsync take their time
+            self._saved(iteration)
+
         if rest is not None and not at_end and name is None:
             self._saved_at = self._clock()
-            self._writing = asyncio.create_task(self._complete_aside(write, loop.current_iter))
+            self._writing = asyncio.create_task(self._complete_aside(complete(), iteration))
             return
-        await _to_the_end(asyncio.ensure_future(write))
+        await _to_the_end(asyncio.ensure_future(complete()))
         self._saved_at = self._clock()
-
-    async def _complete(
-        self, rest: Callable[[], Awaitable[None]] | None, commit: Callable[[], None], iteration: int
-    ) -> None:
-        if rest is not None:
-            await rest()
-        await asyncio.to_thread(commit)  # hashes and fsync take their time
-        self._saved(iteration)
 
     async def _complete_aside(self, write: Coroutine[Any, Any, None], iteration: int) -> None:
         """Finish a checkpoint while training goes on. A failed write is logged, because the run can go on."""
@@ -374,15 +375,19 @@ class Checkpoint(MonitoringCallback):
     def _point_latest(self, path: Path) -> None:
         if self.save_latest == "link":
             link_beside(path, _LATEST_FILE)
-        elif self.save_latest == "copy":
-            _copy_beside(path, _LATEST_FILE)
+        elif self.save_latest == "copy":  # durable, and replaced in one step
+            aside = path.with_name(ASIDE + _LATEST_FILE)
+            shutil.copyfile(path, aside)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.replace(path.with_name(_LATEST_FILE))
+            fsync_directory(path.parent)
 
     def _saved(self, iteration: int) -> None:
         self.last_saved = iteration
         self._n_bytes = 0 if self._small_bytes is None else self.store.n_bytes(iteration)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its iteration, and the names of the `.pth` files."""
         state: dict[str, Any] = {}
         if self.best_iter is not None:
             state |= {"best": self.best_value, "best_iter": self.best_iter}
@@ -393,7 +398,6 @@ class Checkpoint(MonitoringCallback):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best value, its iteration, and the names of the `.pth` files."""
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
         self._gone = {Path(name).name for name in state.get("gone", ())}
@@ -406,15 +410,6 @@ async def _to_the_end(work: asyncio.Future[None]) -> None:
     except asyncio.CancelledError:
         await work
         raise
-
-
-def _check_filename(filename: str) -> None:
-    if not filename.endswith(".pth") or filename == _LATEST_FILE:
-        raise ConfigError(f"filename is {filename!r}; it must end in .pth and be another than {_LATEST_FILE}")
-    try:
-        _fields(filename)
-    except ValueError as error:
-        raise ConfigError(f"filename is {filename!r}, which cannot be filled in: {error}") from error
 
 
 def _fields(filename: str) -> list[str]:
@@ -453,13 +448,3 @@ def _filled_in(filename: str, iteration: int, metrics: Mapping[str, Any], *, str
     if Path(name).name != name:
         raise CheckpointError(f"the checkpoint's filename {filename!r} becomes {name!r}, which is in another directory")
     return name
-
-
-def _copy_beside(path: Path, name: str) -> None:
-    """Copy a file to `name` in its directory. The copy is durable, and replaced in one step."""
-    aside = path.with_name(ASIDE + name)
-    shutil.copyfile(path, aside)
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    aside.replace(path.with_name(name))
-    fsync_directory(path.parent)

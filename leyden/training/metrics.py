@@ -96,9 +96,7 @@ class Row(ABC):
 
     @property
     def number(self) -> int:
-        """The row's place on the horizontal axis of a curve of its kind: the iteration, the episode, or the step since
-        the run began.
-        """
+        """The row's position on the axis of a curve: the iteration, the episode, or the step since the run began."""
         return getattr(self, self.axis)
 
     @abstractmethod
@@ -130,11 +128,9 @@ class MetricsRow(Row):
     metrics: dict[str, MetricValue]
 
     def flat(self) -> dict[str, Any]:
-        """Return the row as one mapping: iteration, stage, seconds, then the metrics."""
         return {"iteration": self.iteration, "stage": self.stage, "seconds": round(self.seconds, 3), **self.metrics}
 
     def numbers(self) -> dict[str, float]:
-        """Return the metrics that are numbers, by their names in `TrainLoop.metrics`."""
         return self._named(self.metrics)
 
 
@@ -153,12 +149,11 @@ class EpisodeRow(Row):
     def flat(self) -> dict[str, Any]:
         """Return the row as one mapping. An unknown `env_id` or `seed_index` is an empty string."""
         stats = self.stats
-        places: list[Any] = ["" if place is None else place for place in (stats.env_id, stats.seed_index)]
-        values = (self.iteration, self.stage, self.episode, *places, stats.length, stats.reward)
+        indices: list[Any] = ["" if index is None else index for index in (stats.env_id, stats.seed_index)]
+        values = (self.iteration, self.stage, self.episode, *indices, stats.length, stats.reward)
         return {**stats.logs, **dict(zip(self.fields, values, strict=True))}
 
     def numbers(self) -> dict[str, float]:
-        """Return the episode's numbers by name, as `episode/<name>`."""
         stats = self.stats
         return self._named({**stats.logs, "length": stats.length, "reward": stats.reward}, "episode/")
 
@@ -190,7 +185,6 @@ class StepRow(Row):
         return {**_as_plain(self.contents), **dict(zip(self.fields, values, strict=True))}
 
     def numbers(self) -> dict[str, float]:
-        """Return the step's numbers by name, as `step/<name>`."""
         return self._named({**_as_plain(self.contents), "reward": self.reward}, "step/")
 
 
@@ -266,22 +260,12 @@ def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
             raise InvalidMetrics(
                 f"{source} returned a metric named {name!r}; names are strings other than {ROW_FIELDS}"
             )
-        cleaned[name] = _plain(value, f"{source}: metric {name!r}")
+        try:
+            plain = value if isinstance(value, str) else as_number(value)
+        except ValueError as error:
+            raise InvalidMetrics(f"{source}: metric {name!r} {error}; a metric is a number or a string") from error
+        cleaned[name] = int(plain) if isinstance(plain, bool) else plain
     return cleaned
-
-
-def _plain(value: Any, name: str) -> MetricValue:
-    """Return a metric as a Python number or string, taken from arrays and tensors of one element.
-
-    Raise InvalidMetrics for anything else, and for a whole number that no float can hold.
-    """
-    if isinstance(value, str):
-        return value
-    try:
-        number = as_number(value)
-        return int(number) if number is True or number is False else number
-    except ValueError as error:
-        raise InvalidMetrics(f"{name} {error}; a metric is a number or a string") from error
 
 
 def number(value: Any, name: str) -> float:
@@ -399,13 +383,10 @@ class MetricsAggregator:
             self._values.setdefault(name, []).append(value)
 
     def counts(self) -> dict[str, int]:
-        """Return how many steps had each name."""
         return {name: len(values) for name, values in self._values.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Return one reduced value for each name."""
         return {name: REDUCERS[self._reducers.get(name, "mean")](values) for name, values in self._values.items()}
 
     def clear(self) -> None:
-        """Drop all values."""
         self._values.clear()

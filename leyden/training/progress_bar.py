@@ -68,7 +68,6 @@ class ProgressBar(Callback):
         self._run.stage = StageProgress("starting")
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Start the display, with the metrics of a resumed run."""
         self._start(loop.current_iter, loop.max_iters)
         self._run.measured = dict(loop.metrics)
 
@@ -97,38 +96,30 @@ class ProgressBar(Callback):
         self._end_line()
 
     def on_train_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Show that the training stage begins."""
         self._run.stage = StageProgress("train")
 
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Show that the validation begins."""
         self._run.stage = StageProgress("val")
 
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
-        """Update the progress of the current stage."""
         self._run.stage = StageProgress(loop.current_stage, progress, self._run.stage.started)
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Count the step, and show its metrics. Its validation may still follow."""
         self._run.iteration, self._run.counted_at = loop.current_iter, time.monotonic()
         self.on_validate_end(loop, vessel)
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Show the metrics of the iteration so far."""
         self._run.measured, self._line_due = dict(loop.metrics), True
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Print a line for the iteration if the output is not a terminal."""
         self._run.measured = dict(loop.metrics)
         self._end_line()
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Leave the last state on the terminal."""
         self._end_line()
         self.close()
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
-        """Leave the last state on the terminal."""
         self.close()
 
     def close(self) -> None:
@@ -228,7 +219,11 @@ class RunProgress:
 
     def values(self) -> list[str]:
         measured = self.measured
-        return [f"{name} {_short(measured[name])}" for name in self.metrics if name in measured]
+        shown = [(name, measured[name]) for name in self.metrics if name in measured]
+        return [
+            f"{name} {figure(value, _DIGITS) if isinstance(value, (int, float)) else one_line(str(value))}"
+            for name, value in shown
+        ]
 
     def rates(self) -> list[str]:
         report = self.stage.report
@@ -292,10 +287,6 @@ def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, 
         return Line(shortened(f"{label}  {text}".rstrip(), width), 0, "")
     room = width - len(label) - len(text) - 3
     return Line(label, min(_MAX_BAR, room) if room >= _MIN_BAR else 0, text)
-
-
-def _short(value: Any) -> str:
-    return figure(value, _DIGITS) if isinstance(value, (int, float)) else one_line(str(value))
 
 
 class Lines:

@@ -132,8 +132,8 @@ def map_leaves(
         return containers({key: map_leaves(part, arrays, containers, f"{where}[{key!r}]") for key, part in items})
     if isinstance(value, (list, tuple)):
         parts = [
-            map_leaves(part, arrays, containers, f"{where}[{place}]")
-            for place, part in enumerate(cast("list[Any]", value))
+            map_leaves(part, arrays, containers, f"{where}[{index}]")
+            for index, part in enumerate(cast("list[Any]", value))
         ]
         return containers(tuple(parts) if isinstance(value, tuple) else parts)
     if _is_tensor(value):

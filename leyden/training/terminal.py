@@ -152,7 +152,6 @@ def printing_above(console: Console) -> Generator[None]:
 
 
 def _give_back(name: str, stand_in: _Above) -> None:
-    """Let `sys` have the first stream whose display is still there, or else the real one."""
     stand_in.finish()
     stream: Any = getattr(sys, name)
     while isinstance(stream, _Above) and stream.is_over:

@@ -88,7 +88,7 @@ class TrainLoop(NamedOptions):
 
     max_iters: iterations in all, including those before a resume, so a finished run continues if the number is larger
         than before. None: until `stop` is called.
-    val_every_n_iters: validate after every so many iterations; None: never.
+    val_every_n_iters: validate after every n-th iteration; None: never.
     validate_first: also validate before the first step.
     callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
@@ -130,7 +130,7 @@ class TrainLoop(NamedOptions):
         self.metrics: dict[str, MetricValue] = {}
         """The metrics of this iteration so far. Validation metrics are named `val/<name>`.
 
-        A hook may set numbers of its own, as `log` does: the rows of the run get them."""
+        A hook may add numbers, as `log` does: the rows of the run get them."""
         self._set_by_loop: dict[str, MetricValue] = {}
         """The metrics that rows have already; others in `metrics` are a hook's own."""
         self.last_row: MetricsRow | None = None
@@ -138,7 +138,7 @@ class TrainLoop(NamedOptions):
         self.should_stop = False
         """Whether the loop ends after the current stage. `stop` sets it."""
         self.resumed_from: Path | None = None
-        """The checkpoint that this run continues; None if it began anew."""
+        """The checkpoint that this run continues; None if it is new."""
         self._used = False
         """Whether the run has begun: a loop runs once."""
         self._seconds_before = 0.0
@@ -148,7 +148,7 @@ class TrainLoop(NamedOptions):
         self._stage_started_at = time.monotonic()
 
     def initialize_iter(self) -> None:
-        """Forget the metrics of the last iteration that rows have, because a new one begins."""
+        """Drop the metrics that rows of the last iteration have, because a new one begins."""
         self.metrics, self._set_by_loop = self._own_metrics(), {}
 
     def log(self, name: str, value: Any) -> None:
@@ -213,7 +213,7 @@ class TrainLoop(NamedOptions):
     def run(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
         """Train the vessel in this thread.
 
-        resume: the checkpoint to continue from; None begins anew.
+        resume: the checkpoint to continue from; None begins a new run.
         Raise ConfigError if the vessel or a hook is asynchronous, or if the loop has run already. Errors of the vessel
         and of hooks pass through.
         """
@@ -223,7 +223,7 @@ class TrainLoop(NamedOptions):
         """Train the vessel on the running event loop.
 
         Hooks and vessel may be asynchronous. A synchronous one blocks the event loop while it runs.
-        resume: the checkpoint to continue from; None begins anew.
+        resume: the checkpoint to continue from; None begins a new run.
         Raise ConfigError if the loop has run already. Errors of the vessel and of hooks pass through.
         """
         await self._follow(self._flow(vessel, resume), may_wait=True)
@@ -280,7 +280,10 @@ class TrainLoop(NamedOptions):
             self.load_run_state(resume.state)
         with _of_a_checkpoint(f"of this {type(vessel).__name__}"):
             yield resume.restore(vessel)
-        self._load_callback_files(resume.callbacks_path)
+        for key, callback in keyed(self.callbacks).items():
+            path = resume.callbacks_path
+            if path is not None and (folder := path / quote(key, safe="")).is_dir():
+                callback.load(folder)
         with _of_a_checkpoint():
             restore_rng(resume.state["rng"])  # last: loading may have drawn from it
         self.resumed_from = getattr(resume, "path", None)
@@ -428,7 +431,7 @@ class TrainLoop(NamedOptions):
         }
 
     def save_callback_files(self, path: Path) -> None:
-        """Call `save` of the callbacks that override it, each with a directory of its own in `path`.
+        """Call `save` of the callbacks that override it, each with its own directory in `path`.
 
         A callback's directory is removed again if it stays empty.
         """
@@ -440,16 +443,11 @@ class TrainLoop(NamedOptions):
                 if not any(folder.iterdir()):
                     folder.rmdir()
 
-    def _load_callback_files(self, path: Path | None) -> None:
-        for key, callback in keyed(self.callbacks).items():
-            if path is not None and (folder := path / quote(key, safe="")).is_dir():
-                callback.load(folder)
-
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore counters, metrics, callbacks and writers from a state that `run_state` returned.
 
         The random states are left for later: they are restored after the vessel. A callback or writer without a saved
-        state starts anew. A saved state without its callback or writer is named in a warning. `should_stop` keeps its
+        state starts fresh. A saved state without its callback or writer is named in a warning. `should_stop` keeps its
         value, because the caller decides whether a run continues.
         """
         self.current_iter = state["current_iter"]
@@ -510,7 +508,6 @@ def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
 
 
 def _states(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
-    """Return the states of the parts by key, without empty ones."""
     states = {key: part.state_dict() for key, part in keyed(parts).items()}
     return {key: state for key, state in states.items() if state}
 

@@ -51,7 +51,7 @@ def attempt_of(store: CountingStore, rollout: AttemptedRollout) -> TraceContext:
 
 
 async def test_many_spans_go_in_several_requests(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_MOST_SPANS", 100)
+    monkeypatch.setattr(delivery, "_MAX_SPANS", 100)
     rollout = await store.start_rollout({})
     store.delay_seconds = 0.1
     async with attempt_of(store, rollout):

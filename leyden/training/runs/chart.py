@@ -190,9 +190,9 @@ def draw_svg(series: Sequence[Series], *, title: str, width: int = 720, height: 
         else:
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        place_x, place_y = left + (number % 3) * 210, height - bottom + 42 + 20 * (number // 3)
-        parts.append(f'<rect x="{place_x}" y="{place_y - 9}" width="14" height="4" fill="{colour}"/>')
-        parts.append(f'<text x="{place_x + 20}" y="{place_y - 3}">{escape(each.name)}</text>')
+        legend_x, legend_y = left + (number % 3) * 210, height - bottom + 42 + 20 * (number // 3)
+        parts.append(f'<rect x="{legend_x}" y="{legend_y - 9}" width="14" height="4" fill="{colour}"/>')
+        parts.append(f'<text x="{legend_x + 20}" y="{legend_y - 3}">{escape(each.name)}</text>')
     return "\n".join([*parts[:2], '<g font-family="sans-serif" font-size="12">', *parts[2:], "</g>", "</svg>"]) + "\n"
 
 
@@ -217,9 +217,7 @@ def _write_png(series: Sequence[Series], path: Path, title: str) -> None:
 
 
 def share(value: float, low: float, high: float) -> float:
-    """Return the place of a value between two others, from 0 to 1. Their range may be wider than a float can say, or as
-    narrow as the smallest one.
-    """
+    """Return where a value lies between two others, from 0 to 1, also where their difference overflows a float."""
     if math.isfinite(high - low):
         return (value - low) / (high - low)
     return (value / 2 - low / 2) / (high / 2 - low / 2)
@@ -238,7 +236,7 @@ def ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-# ---- what is drawn -------------------------------------------------------------------------------
+# ---- the series ---------------------------------------------------------------------------------
 
 
 def _finite(series: Sequence[Series]) -> list[Series]:
@@ -270,25 +268,14 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`; if all are equal,
     every character is `▄`. Values that are None, NaN or infinite leave a gap.
     """
-    columns = [_mean(part) for part in _parts(values, width)]
-    finite = [value for value in columns if value is not None]
-    if not finite:
-        return " " * len(columns)
-    low, high = min(finite), max(finite)
-    return "".join(" " if value is None else _block(value, low, high) for value in columns)
-
-
-def _parts(values: Sequence[float | None], width: int) -> list[Sequence[float | None]]:
     n = min(len(values), max(0, width))
-    return [values[index * len(values) // n : (index + 1) * len(values) // n] for index in range(n)]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return mean_of(finite) if finite else None
-
-
-def _block(value: float, low: float, high: float) -> str:
+    parts = [values[index * len(values) // n : (index + 1) * len(values) // n] for index in range(n)]
+    numbers = [[value for value in part if value is not None and math.isfinite(value)] for part in parts]
+    means = [mean_of(part) if part else None for part in numbers]
+    finite = [mean for mean in means if mean is not None]
+    if not finite:
+        return " " * n
+    low, high, top = min(finite), max(finite), len(_BLOCKS) - 1
     if math.isclose(low, high, rel_tol=1e-9):  # means of equal rewards differ by rounding
-        return _BLOCKS[3]
-    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share(value, low, high) * (len(_BLOCKS) - 1))))]
+        return "".join(" " if mean is None else _BLOCKS[3] for mean in means)
+    return "".join(" " if mean is None else _BLOCKS[round(share(mean, low, high) * top)] for mean in means)

@@ -146,14 +146,14 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     if summary.stopped is not None:
         lines += textwrap.wrap(f"stopped: {summary.stopped}", max(20, width), subsequent_indent="  ")
     if summary.run_dir is not None:
-        lines += [f"{name}: {place}" for name, place in _places(summary.run_dir).items()]
+        lines += [f"{name}: {path}" for name, path in _paths(summary.run_dir).items()]
         if summary.seconds:
-            looks = _looks(summary, summary.run_dir)
-            together = f"look: {', '.join(looks)}"
+            commands = _commands(summary, summary.run_dir)
+            together = f"look: {', '.join(commands)}"
             lines += (
                 [together]
                 if len(together) <= width
-                else [f"look: {looks[0]}", *(f"      {look}" for look in looks[1:])]
+                else [f"look: {commands[0]}", *(f"      {command}" for command in commands[1:])]
             )
     return "\n".join(lines)
 
@@ -174,9 +174,9 @@ def summary_html(summary: RunSummary) -> str:
     if summary.stopped is not None:
         rows.append(("stopped", summary.stopped))
     if summary.run_dir is not None:
-        rows += _places(summary.run_dir).items()
+        rows += _paths(summary.run_dir).items()
     if summary.run_dir is not None and summary.seconds:
-        rows.append(("look", ", ".join(_looks(summary, summary.run_dir))))
+        rows.append(("look", ", ".join(_commands(summary, summary.run_dir))))
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(text)}</td></tr>'
         for name, text in rows
@@ -240,7 +240,7 @@ def _validation(summary: RunSummary) -> str:
     return figure(reward.last) if len(reward.values) < 2 else f"{figure(reward.first)} -> {figure(reward.last)}"
 
 
-def _places(directory: Path) -> dict[str, str]:
+def _paths(directory: Path) -> dict[str, str]:
     model = directory / "model"
     return {"run": str(directory), **({"model": str(model)} if model.is_dir() else {})}
 
@@ -255,17 +255,17 @@ def _name(directory: Path) -> str:
     return shlex.quote(directory.name if directory.parent in (_RUNS, _RUNS.resolve()) else str(directory))
 
 
-def _looks(summary: RunSummary, directory: Path) -> list[str]:
-    """Return the commands that show more of a run. No curve of one reward is offered."""
+def _commands(summary: RunSummary, directory: Path) -> list[str]:
+    """Return the commands that show more of a run; `plot` only if there is a curve to draw."""
     show = show_command(directory)
-    looks = [show, f"{show} --failed"] if summary.failures else [show]
+    commands = [show, f"{show} --failed"] if summary.failures else [show]
     numbers = [name for name, value in summary.metrics.items() if isinstance(value, (int, float))]
     if any(reward is not None and len(reward.values) > 1 for reward in (summary.reward, summary.val_reward)):
-        looks.append(f"leyden plot {_name(directory)}")
+        commands.append(f"leyden plot {_name(directory)}")
     elif summary.reward is None and numbers:
         metric = "loss" if "loss" in numbers else numbers[0]
-        looks.append(f"leyden plot {_name(directory)} --metric {shlex.quote(metric)}")
-    return looks
+        commands.append(f"leyden plot {_name(directory)} --metric {shlex.quote(metric)}")
+    return commands
 
 
 def _curve(reward: RewardMetrics | None) -> str:
@@ -275,8 +275,8 @@ def _curve(reward: RewardMetrics | None) -> str:
     if len(points) < 2:
         return ""
     low, high = min(value for _, value in points), max(value for _, value in points)
-    places = [(index / (len(values) - 1), share(value, low, high) if high > low else 0.0) for index, value in points]
-    line = " ".join(f"{4 + 292 * x:.1f},{56 - 52 * y:.1f}" for x, y in places)
+    shares = [(index / (len(values) - 1), share(value, low, high) if high > low else 0.0) for index, value in points]
+    line = " ".join(f"{4 + 292 * x:.1f},{56 - 52 * y:.1f}" for x, y in shares)
     return (
         '<svg width="300" height="60" role="img" aria-label="reward">'
         f'<polyline points="{line}" fill="none" stroke="#7c3aed" stroke-width="2"/></svg>'

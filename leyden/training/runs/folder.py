@@ -43,9 +43,9 @@ HEARTBEAT_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
 """A run on another machine has crashed if its last heartbeat is older than this."""
 _FORMAT = 2
-_LATEST_TIME = 1e11
+_MAX_TIME = 1e11
 """A time behind this, in the year 5138, is damage."""
-_LONGEST_NAME = 200
+_MAX_NAME = 200
 _START_TOLERANCE_SECONDS = 2.0
 """Start times of one process differ by rounding, and by corrections of the clock."""
 _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note how runs end"
@@ -58,7 +58,7 @@ def store_path(directory: Path) -> Path:
 
 def name_of(directory: Path) -> str:
     """Return the folder's name as every store takes it: up to 200 printable characters."""
-    return one_line(directory.resolve().name)[:_LONGEST_NAME].strip() or "run"
+    return one_line(directory.resolve().name)[:_MAX_NAME].strip() or "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
     manifest = _manifest_adapter().validate_python({"record": fields, **others})
     record = manifest.record
     times = [each for each in (record.start_time, record.end_time) if each is not None]
-    if not all(0 <= each < _LATEST_TIME for each in times):  # also NaN
+    if not all(0 <= each < _MAX_TIME for each in times):  # also NaN
         raise TypeError(f"start_time or end_time is no time in Unix seconds: {times}")
     if manifest.record.status == "running":
         manifest.record.last_heartbeat_time = touched

@@ -35,7 +35,7 @@ class RunLog:
         handler = _FileHandler(self._path, encoding="utf-8")
         handler.setLevel(logging.INFO)
         handler.setFormatter(line_formatter())
-        handler.addFilter(self._is_ours)
+        handler.addFilter(lambda record: current_run_id.get() in (None, self._run_id))
         _Lowered.hold()
         logging.getLogger(_ROOT).addHandler(handler)
         self._handler = handler
@@ -52,9 +52,6 @@ class RunLog:
             logging.getLogger(_ROOT).removeHandler(handler)
             handler.close()
             _Lowered.release()
-
-    def _is_ours(self, record: logging.LogRecord) -> bool:
-        return current_run_id.get() in (None, self._run_id)
 
 
 class _FileHandler(WatchedFileHandler):
@@ -129,7 +126,6 @@ class _Lowered:
             handler.removeFilter(self._shown_before)
 
     def _shown_before(self, record: logging.LogRecord) -> bool:
-        """Return whether a handler would get the record if the level had not been lowered."""
         ours = record.name == _ROOT or record.name.startswith(f"{_ROOT}.")
         lowered = self._logger.level == logging.INFO
         return not (ours and lowered) or record.levelno >= self._level

@@ -1,6 +1,6 @@
 """Open a run that was recorded: from its folder, by its name or id, or from a store.
 
-A reader changes nothing, so a run can be read while it is running. Each method reads the files or the store anew. A
+A reader changes nothing, so a run can be read while it is running. Each method reads the files or the store again. A
 half-written last line, which a kill may leave, is skipped.
 """
 
@@ -111,13 +111,12 @@ class RecordedRun(ABC):
     def read_store(self, query: Callable[[LightningStore], Awaitable[T]]) -> T:
         """Open the run's store, await one query of it, and return the result.
 
-        For synchronous code: the query runs in a thread of its own, so that it works in notebooks, where an event loop
+        For synchronous code: the query runs in its own thread, so that it works in notebooks, where an event loop
         runs already.
         """
         return _in_thread(self.open_store, query)
 
     def summary_metrics(self) -> RunMetrics:
-        """Return the rewards and counts of the run so far."""
         return metrics_of(self.metrics())
 
 
@@ -160,7 +159,7 @@ class _FolderRun(RecordedRun):
 
 
 class _StoreRun(RecordedRun):
-    """A run that is read from its store, which is opened anew for each read."""
+    """A run that is read from its store, which is opened for each read."""
 
     def __init__(self, store: str | Path, run_id: str) -> None:
         self._store, self._run_id = store, run_id
@@ -332,7 +331,6 @@ def _holds_run(folder: Path) -> bool:
 
 
 def _names(run: RecordedRun) -> list[str]:
-    """Return the names under which a run is found: that of its folder, its own, and its id."""
     folder = [] if run.directory is None else [run.directory.name]
     return [*folder, run.record.name, run.record.run_id]
 

@@ -32,7 +32,7 @@ from leyden.types.run_record import MetricPoint, RunRecord, RunStatus
 logger = logging.getLogger(__name__)
 
 _FAILURES_AT_A_TIME = 100
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 """The shortest time between two queries for failed rollouts."""
 _END_SECONDS = 5.0
 """Seconds that `close` waits for the store: once for the last failures, once for the run's end."""
@@ -74,8 +74,8 @@ class RunRecorder:
         """Ids of the rollouts whose failures are recorded."""
         self._failures_until = manifest.record.start_time
         """The time of the last recorded failure; older ones are not read again."""
-        self._looked_at = 0.0
-        self._looking = asyncio.Lock()
+        self._checked_at = 0.0
+        self._checking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- the run's beginning and end -------------------------------------------------------------
@@ -111,7 +111,7 @@ class RunRecorder:
         self._end_reported(None if status == "succeeded" else RuntimeError(cause or status))
         with contextlib.suppress(LeydenError, TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
-                await self._look_for_failures()
+                await self._record_failures()
         note_end(self.manifest, status, cause)
         if self._folder is not None:
             self._folder.close(status, cause)
@@ -120,7 +120,6 @@ class RunRecorder:
                 await self._mirror.end(self.manifest.record)
 
     def note(self, text: str) -> None:
-        """Add a line to the run's log file, without showing it on the terminal."""
         if self._folder is not None:
             self._folder.note(text)
 
@@ -135,7 +134,7 @@ class RunRecorder:
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
         """Record the metrics of a stage.
 
-        Raise ConfigError if the algorithm has a `TrainLoop` of its own, because that reports them.
+        Raise ConfigError if the algorithm has its own `TrainLoop`, which reports them.
         """
         if self._own_loop is not None:
             raise ConfigError(
@@ -149,15 +148,12 @@ class RunRecorder:
         loop.report(metrics, stage=stage, iteration=iteration)
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Show that `done` of `total` pieces of the current stage are finished."""
         (self._own_loop or self._reporting_loop()).progress(done, total, **counts)
 
     def loop_callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks of an algorithm with a `TrainLoop` of its own."""
         return (_LoopObserver(self), *self._callbacks, *(() if self._bar is None else (self._bar(),)))
 
     def loop_writers(self) -> Sequence[LogWriter]:
-        """Return the writers of an algorithm with a `TrainLoop` of its own."""
         return (self._row_writer(), *self._writers)
 
     def _row_writer(self) -> LogWriter:
@@ -184,7 +180,6 @@ class RunRecorder:
             loop.end(error)
 
     def add_row(self, row: MetricsRow) -> None:
-        """Write a row to the folder, and queue it for the store."""
         with self._lock:
             is_further = any((row.iteration, row.stage) == (each.iteration, each.stage) for each in self._rows[-2:])
             self._rows.append(row)
@@ -225,18 +220,18 @@ class RunRecorder:
             self._mirror.news.clear()
             with self._mirror.reporting_errors():
                 await self._mirror.flush()
-                if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-                    await self._look_for_failures()
+                if time.monotonic() - self._checked_at >= _CHECK_SECONDS:
+                    await self._record_failures()
                 await self._mirror.beat()
 
-    async def _look_for_failures(self) -> None:
+    async def _record_failures(self) -> None:
         """Record the rollouts that have failed since the last query.
 
         Pages are read from the newest failure back to the last recorded one, so the cost grows with the number of new
         failures alone.
         """
-        async with self._looking:
-            self._looked_at = time.monotonic()
+        async with self._checking:
+            self._checked_at = time.monotonic()
             if self._folder is None:
                 return
             run_id = self.manifest.record.run_id
@@ -335,7 +330,7 @@ class _Mirror:
     def _first_pending(self) -> list[list[MetricPoint] | int]:
         """Return the next changes to write together: one removal, or all points before the next one."""
         with self._lock:
-            cut = next((place for place, change in enumerate(self._pending) if isinstance(change, int)), None)
+            cut = next((index for index, change in enumerate(self._pending) if isinstance(change, int)), None)
             return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:

@@ -80,7 +80,6 @@ class FolderRecorder:
                     file.close()
 
     def rows(self) -> list[MetricsRow]:
-        """Return the rows that the folder has."""
         return read_rows(self.directory / METRICS)
 
     def add_row(self, row: MetricsRow) -> None:
@@ -107,20 +106,17 @@ class FolderRecorder:
         self._metrics = _appending(self.directory / METRICS)
 
     def note(self, text: str) -> None:
-        """Add a line to `run.log` alone."""
         self._log.write(text)
 
     def failures(self) -> list[FailedRollout]:
-        """Return the failures that are recorded."""
         return read_failures(self.directory / FAILURES)
 
     def add_failures(self, failures: Iterable[FailedRollout]) -> None:
-        """Append failures."""
         for failure in failures:
             _append(self._failures, asdict(failure))
 
     def _beat(self) -> None:
-        """Touch `run.json` every HEARTBEAT_SECONDS until the end. Runs in a thread of its own.
+        """Touch `run.json` every HEARTBEAT_SECONDS until the end. Runs in its own thread.
 
         Before that, record whether the git work tree is dirty, which may take git a while.
         """

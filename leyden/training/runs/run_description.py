@@ -32,13 +32,13 @@ _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?key
 _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")
 _KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
 """Keys whose form shows that they are secret, under any name."""
-_LONGEST_TEXT = 500
+_MAX_TEXT = 500
 """Characters; a longer text is cut."""
-_MOST_ITEMS = 100
-_DEEPEST = 6
+_MAX_ITEMS = 100
+_MAX_DEPTH = 6
 """Objects that are nested deeper are recorded by the name of their class alone."""
 
-_LONGEST_HEADER = 100_000_000
+_MAX_HEADER = 100_000_000
 """Bytes that the format allows for the header of a safetensors file."""
 
 _DIGEST_ITEMS = 10_000
@@ -92,7 +92,7 @@ def describe(value: Any, *, depth: int = 0) -> Any:
         return _shortened(redact(str(value)))
     if isinstance(value, enum.Enum):
         return describe(value.value, depth=depth)
-    if depth >= _DEEPEST:
+    if depth >= _MAX_DEPTH:
         return import_path(value)
     if isinstance(value, BaseModel):
         return {"type": import_path(value), **_options(dict(value), depth)}
@@ -103,7 +103,7 @@ def describe(value: Any, *, depth: int = 0) -> Any:
         return _options(cast("Mapping[Any, Any]", value), depth)
     if isinstance(value, list | tuple | set | frozenset):
         items = list(cast("Sequence[Any]", value))
-        return [describe(item, depth=depth + 1) for item in items[:_MOST_ITEMS]]
+        return [describe(item, depth=depth + 1) for item in items[:_MAX_ITEMS]]
     given = arguments_of(value)
     return {"type": import_path(value), **_options(given, depth)} if given else import_path(value)
 
@@ -111,7 +111,7 @@ def describe(value: Any, *, depth: int = 0) -> Any:
 def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     return {
         str(name): _hidden(value) if _is_secret(str(name)) else describe(value, depth=depth + 1)
-        for name, value in list(options.items())[:_MOST_ITEMS]
+        for name, value in list(options.items())[:_MAX_ITEMS]
     }
 
 
@@ -125,7 +125,7 @@ def _hidden(value: Any) -> Any:
 
 def _shortened(text: str) -> str:
     text = _KEY.sub(HIDDEN, text.encode("utf-8", "backslashreplace").decode())
-    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
 # ---- models and data -----------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _n_weights(folder: Path) -> int | None:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
-                header = json.loads(file.read(min(_LONGEST_HEADER, int.from_bytes(file.read(8), "little"))))
+                header = json.loads(file.read(min(_MAX_HEADER, int.from_bytes(file.read(8), "little"))))
             shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
             n = (n or 0) + sum(map(math.prod, shapes))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -226,24 +226,20 @@ def _as_json(value: Any) -> Any:
 
 def describe_program() -> dict[str, Any]:
     """Return the program, its arguments, the versions of the installed packages that matter, and the git commit."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
-        "program": _program(),
+        "program": None if path is None or "ipykernel" in path else str(Path(path).resolve()),
         "argv": _without_secrets(sys.argv),
         "versions": _versions(),
         "git": {"commit": _git_commit(), "dirty": None},  # the recorder fills it in; it may take git a while
     }
 
 
-def _program() -> str | None:
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    return None if path is None or "ipykernel" in path else str(Path(path).resolve())
-
-
 def _without_secrets(argv: Sequence[str]) -> list[str]:
     """Return the command line with the values of secret options hidden and long words shortened."""
     shown: list[str] = []
     hide_next = False
-    for word in argv[:_MOST_ITEMS]:
+    for word in argv[:_MAX_ITEMS]:
         option, _, value = word.partition("=")
         is_secret = bool(value or word.startswith("-")) and _is_secret(option.lstrip("-"))
         if hide_next and not word.startswith("-"):

@@ -41,7 +41,6 @@ class FileWriter(LogWriter):
         return f"{type(self).__name__.lower()}:{self.path.name}"
 
     def close(self) -> None:
-        """Flush the file to disk and close it."""
         self._sync()
         if self._file:
             self._file.close()
@@ -102,12 +101,10 @@ class AppendingWriter(FileWriter, ABC):
         self._add(self.encode(row))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the number of bytes written so far, which are durable."""
         self._sync()
         return {**super().state_dict(), "bytes": self._bytes if self._resume is None else self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `open` keep the bytes that `state` counts, and cut off the rest."""
         super().load_state_dict(state)
         self._resume = state["bytes"]
 

@@ -34,12 +34,10 @@ class LogBuffer(LogWriter):
         self._counts: dict[str, int] = {}
 
     def clear(self) -> None:
-        """Reset the counters and forget the episodes."""
         super().clear()
         self._reset()
 
     def log_episode(self, episode: EpisodeStats) -> None:
-        """Add the episode to the statistics, then call the callback."""
         latest = {**episode.logs, "reward": episode.reward, "steps_per_episode": float(episode.length)}
         sums, counts = self._sums, self._counts
         for name, value in latest.items():
@@ -49,7 +47,6 @@ class LogBuffer(LogWriter):
         self.callback(True, False, self)
 
     def on_env_all_done(self) -> None:
-        """Call the callback at the end of the collect."""
         self.callback(False, True, self)
 
     def episode_metrics(self) -> dict[str, float]:
@@ -66,12 +63,10 @@ class LogBuffer(LogWriter):
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, the newest episode's metrics, and the sums and counts of the collect."""
         own = {"latest_metrics": self._latest, "aggregated_metrics": self._sums, "counts": self._counts}
         return {**super().state_dict(), **{name: value and dict(value) for name, value in own.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counters, the newest episode's metrics and the means."""
         super().load_state_dict(state)
         self._latest = state["latest_metrics"]
         self._sums, self._counts = dict(state["aggregated_metrics"]), dict(state["counts"])

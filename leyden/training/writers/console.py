@@ -12,7 +12,7 @@ from leyden.errors import ConfigError
 from leyden.training.metrics import EpisodeRow, LogLevel, MetricsAggregator, MetricsRow, Row, RowKind, StepRow
 from leyden.training.writers.log_writer import LogWriter
 
-_MOST = 5
+_MAX_METRICS = 5
 """Metrics that fit in one line of a terminal."""
 _FIRST = ("reward", "loss", "entropy", "kl", "tokens_per_second", "failed")
 """The metrics that say most about a run, the most important one first."""
@@ -27,7 +27,7 @@ class ConsoleWriter(LogWriter):
     digits: significant digits of a number.
     rows: "stage", "episode" or "step". A line of an episode has each value and in parentheses its
         mean since the collect began, `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
-    log_every_n_episode: print every so many episodes of a collect.
+    log_every_n_episode: print every n-th episode of a collect.
     total_episodes: the number of episodes in a collect. It is shown, and the last episode is always printed; None:
         unknown.
     loglevel: print the values that a step logged at this level or above.
@@ -56,7 +56,6 @@ class ConsoleWriter(LogWriter):
         self._means = MetricsAggregator({})
 
     def clear(self) -> None:
-        """Reset the counters and the means."""
         super().clear()
         self._means.clear()
 
@@ -94,9 +93,9 @@ class ConsoleWriter(LogWriter):
 
     def _chosen(self, values: Mapping[str, Any]) -> Sequence[str]:
         if self._names is None:
-            if len(values) <= _MOST:
+            if len(values) <= _MAX_METRICS:
                 return list(values)
-            return list(dict.fromkeys([*(name for name in _FIRST if name in values), *values]))[:_MOST]
+            return list(dict.fromkeys([*(name for name in _FIRST if name in values), *values]))[:_MAX_METRICS]
         return list(values) if isinstance(self._names, str) else [name for name in self._names if name in values]
 
     def _shown(self, value: Any) -> str:

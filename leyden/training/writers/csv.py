@@ -45,7 +45,6 @@ class CsvWriter(FileWriter):
         self._rewrite(self._read(self._n_rows))
 
     def write(self, row: Row) -> None:
-        """Append a row. Rows that were appended survive a kill of the process."""
         values = {
             name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in row.flat().items()
         }
@@ -59,13 +58,11 @@ class CsvWriter(FileWriter):
         self._n_rows += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, and the number of rows and the columns, which are durable."""
         self._sync()
         so_far = self._resume or {"rows": self._n_rows, "columns": list(self._columns)}
         return {**super().state_dict(), **so_far}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `open` keep the rows that `state` counts, and drop later rows and columns."""
         super().load_state_dict(state)
         self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
 

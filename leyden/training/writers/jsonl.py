@@ -15,5 +15,4 @@ class JsonlWriter(AppendingWriter):
     """
 
     def encode(self, row: Row) -> bytes:
-        """Return the row as one line of JSON."""
         return json_line(row.flat()).encode()

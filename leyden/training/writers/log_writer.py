@@ -172,7 +172,7 @@ class LogWriter(NamedOptions):
                 setattr(self, name, int(count))
 
     def clear(self) -> None:
-        """Set `episode_count` and `step_count` to 0, and forget running episodes.
+        """Set `episode_count` and `step_count` to 0, and drop running episodes.
 
         The global counters continue.
         """
@@ -245,15 +245,15 @@ class LogWriter(NamedOptions):
         self.global_step += unheard
 
     def _find_ended(self, env_id: int | None) -> _RunningEpisode:
-        """Return, and forget, the episode that has ended in an environment.
+        """Return, and drop, the episode that has ended in an environment.
 
         First look among those whose last step was reported, then among the running ones. An episode that was never
         reported to begin gets the next number.
         env_id: None if unknown; the first ended episode, or the only running one, is taken.
         """
-        for place, (each, running) in enumerate(self._ended):
+        for index, (each, running) in enumerate(self._ended):
             if env_id is None or each == env_id:
-                del self._ended[place]
+                del self._ended[index]
                 return running
         if env_id in self._running:
             return self._running.pop(env_id)

@@ -54,7 +54,6 @@ class MlflowWriter(LogWriter):
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint: one for each experiment."""
         return f"mlflowwriter:{self.experiment}"
 
     def open(self) -> None:
@@ -94,17 +93,14 @@ class MlflowWriter(LogWriter):
             self._client.log_batch(self.run_id, metrics=points, synchronous=True)
 
     def close(self) -> None:
-        """Mark the run as finished."""
         if self._client is not None and self.run_id is not None:
             self._client.set_terminated(self.run_id, "FINISHED")
         self._client = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the id of the run."""
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `open` continue the run that `state` names."""
         super().load_state_dict(state)
         self._resume = state["run_id"]
 

@@ -23,7 +23,6 @@ class PickleWriter(AppendingWriter):
     """
 
     def encode(self, row: Row) -> bytes:
-        """Return the row as one pickle."""
         return pickle.dumps(row.flat(), protocol=_PROTOCOL)
 
 

@@ -48,11 +48,9 @@ class TensorboardWriter(AppendingWriter):
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint: one for each directory."""
         return f"tensorboardwriter:{self.path.parent.name}"
 
     def header(self) -> bytes:
-        """Return the record with the version of the format."""
         return self._record(self._event(wall_time=time.time(), file_version=_VERSION))
 
     def encode(self, row: Row) -> bytes:

@@ -23,8 +23,8 @@ class WandbWriter(LogWriter):
     loglevel: write the values that a step logged at this level or above.
 
     Each new fit begins a run; a resumed fit continues with the same run id. Online, W&B refuses rows that are not newer
-    than its last, so none is doubled. Offline, a resumed run gets a folder of its own, and rows that a killed process
-    wrote after its checkpoint are in both folders. W&B writes in a process of its own, so a kill may lose the last
+    than its last, so none is doubled. Offline, a resumed run gets its own folder, and rows that a killed process
+    wrote after its checkpoint are in both folders. W&B writes in its own process, so a kill may lose the last
     rows. Strings and arrays are left out. Raise ConfigError without `wandb` (extra `wandb`).
     """
 
@@ -50,7 +50,6 @@ class WandbWriter(LogWriter):
 
     @property
     def state_key(self) -> str:
-        """The name of the state in a checkpoint: one for each project."""
         return f"wandbwriter:{self.project}"
 
     def open(self) -> None:
@@ -86,10 +85,8 @@ class WandbWriter(LogWriter):
         self._run = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the id of the run."""
         return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `open` continue the run that `state` names."""
         super().load_state_dict(state)
         self._resume = state["run_id"]
