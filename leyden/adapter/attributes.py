@@ -37,7 +37,6 @@ def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _with_lists(value: Any) -> Any:
-    """Return a tree of dicts in which each dict with numbers as keys is a list."""
     if not isinstance(value, dict):
         return value
     tree = cast(Json, value)

@@ -23,6 +23,7 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from leyden._lib.json import Json
@@ -49,15 +50,11 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
         joined.by_parent({span.span_id: span.parent_id for span in ordered})
         joined.by_messages(with_answers=True)
         joined.by_messages(with_answers=False)
-    return _sorted([_merged(call) for call in joined.calls()])
-
-
-def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
-    counted = [(call.span.attributes.get(semconv.CALL_INDEX), call) for call in calls]
-    numbers = {number for number, _ in counted if isinstance(number, int)}
-    if len(numbers) == len(calls):
-        return [call for _, call in sorted(counted, key=lambda pair: (pair[0], moment(pair[1].span)))]
-    return sorted(calls, key=lambda call: moment(call.span))
+    calls = sorted((_merged(call) for call in joined.calls()), key=lambda call: moment(call.span))
+    numbers = [number for call in calls if isinstance(number := call.span.attributes.get(semconv.CALL_INDEX), int)]
+    if len(set(numbers)) == len(calls):
+        calls = [call for _, call in sorted(zip(numbers, calls, strict=True), key=itemgetter(0))]
+    return calls
 
 
 class _Sighting:
@@ -101,8 +98,6 @@ def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
 
 @dataclass(eq=False, slots=True)
 class _SightedCall:
-    """One model call, and the spans that record it (its sightings)."""
-
     sightings: list[_Sighting]
     is_wrapper: bool = False
 
@@ -117,6 +112,10 @@ class _SightedCall:
     @property
     def failed(self) -> bool:
         return all(sighting.view.failed for sighting in self.sightings)
+
+    @property
+    def has_answer(self) -> bool:
+        return any(sighting.output_digest for sighting in self.sightings)
 
     def contradicts(self, other: _SightedCall) -> bool:
         mine, theirs = self.response_ids, other.response_ids
@@ -150,10 +149,7 @@ class _JoinedCalls:
                 self._join(first.setdefault(sighting.response_id, self._call_of[sighting]), self._call_of[sighting])
 
     def by_parent(self, parents: Mapping[str, str | None]) -> None:
-        """Join sightings of which one lies below the other (rule 2).
-
-        parents: by span id.
-        """
+        """Join sightings of which one lies below the other (rule 2). `parents` are by span id."""
         at = {sighting.span.span_id: sighting for sighting in self._sightings}
         below: dict[_Sighting, list[_Sighting]] = {}
         for sighting in self._sightings:
@@ -199,27 +195,20 @@ class _JoinedCalls:
         for sightings in alike.values():
             found: list[_SightedCall] = []
             for sighting in sorted(sightings, key=lambda sighting: sighting.source):
-                self._join_to_first(found, self._call_of[sighting], with_answers=with_answers)
-
-    def _join_to_first(self, found: list[_SightedCall], call: _SightedCall, *, with_answers: bool) -> None:
-        """Join a call to the first of `found` that no source of the call has recorded yet. If there is none, append the
-        call to `found`.
-        """
-        if call in found or call.is_wrapper:
-            return
-        for other in found:
-            if (
-                other.failed == call.failed
-                and other.sources.isdisjoint(call.sources)
-                and not other.contradicts(call)
-                and (with_answers or not (_has_answer(other) and _has_answer(call)))
-            ):
-                return self._join(other, call)
-        found.append(call)
-
-
-def _has_answer(call: _SightedCall) -> bool:
-    return any(sighting.output_digest for sighting in call.sightings)
+                call = self._call_of[sighting]
+                if call in found or call.is_wrapper:
+                    continue
+                for other in found:
+                    if (
+                        other.failed == call.failed
+                        and other.sources.isdisjoint(call.sources)
+                        and not other.contradicts(call)
+                        and (with_answers or not (other.has_answer and call.has_answer))
+                    ):
+                        self._join(other, call)
+                        break
+                else:
+                    found.append(call)
 
 
 def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Container[str]) -> str | None:
@@ -237,9 +226,7 @@ def nearest(span_id: str | None, parents: Mapping[str, str | None], known: Conta
 
 
 def _merged(call: _SightedCall) -> ModelCallView:
-    """Return one view of all sightings of a call. Each field comes from the first source that has it; the gateway is
-    asked first.
-    """
+    """Return one view of all sightings of a call. Each field comes from the first source that has it."""
     first, *others = [
         sighting.view
         for sighting in sorted(call.sightings, key=lambda sighting: (sighting.source, moment(sighting.span)))

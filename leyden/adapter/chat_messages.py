@@ -29,14 +29,15 @@ def chat_messages(value: Any, *, role: str = "user") -> list[Json]:
     return [
         message
         for item in given
-        for message in (chat_message(as_dict(item), role) if isinstance(item, dict) else [_text_message(role, item)])
+        for message in (
+            chat_message(as_dict(item), role) if isinstance(item, dict) else [{"role": role, "content": _as_text(item)}]
+        )
     ]
 
 
 def chat_message(message: Json, role: str) -> list[Json]:
-    """Return one message of any convention as chat messages. One that answers several tool calls becomes several.
-
-    role: the role of a message that names none, unless it is a tool's answer or has tool calls.
+    """Return one message of any convention as chat messages, with the `role` of `chat_messages`. One that answers
+    several tool calls becomes several.
     """
     if _is_plain(message):
         return [message]
@@ -50,7 +51,9 @@ def chat_message(message: Json, role: str) -> list[Json]:
     if calls:
         chat = {"role": chat.pop("role"), "content": chat.pop("content", None), **chat, "tool_calls": calls}
     if isinstance(content := chat.get("content"), str) and content.startswith('[{"'):  # a list as JSON text
-        chat["content"] = _content_parts(content)
+        parts = parsed(content)
+        if all("type" in as_dict(part) for part in as_list(parts)):
+            chat["content"] = parts
     return [chat]
 
 
@@ -62,11 +65,6 @@ def _is_plain(message: Json) -> bool:
         and (not isinstance(content, str) or not content.startswith('[{"'))
         and message.keys().isdisjoint(("tool_calls", "parts", "message", "contents"))
     )
-
-
-def _content_parts(text: str) -> Any:
-    parts = parsed(text)
-    return parts if all("type" in as_dict(part) for part in as_list(parts)) else text
 
 
 def tool_call(call: Json) -> Json:
@@ -97,7 +95,6 @@ def chat_tool(tool: Any) -> Json:
 
 
 def message_text(content: Any) -> str:
-    """Return the text of a message's content."""
     if isinstance(content, list):
         return "".join(_part_text(as_dict(part)) for part in cast(list[Any], content))
     return "" if content is None else _as_text(content)
@@ -119,14 +116,8 @@ def comparable(message: Json) -> list[Any]:
     return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
 
 
-def _text_message(role: str, text: Any) -> Json:
-    return {"role": role, "content": _as_text(text)}
-
-
 def _role(message: Json, calls: list[Json], otherwise: str) -> str:
-    """Return chat's name for the role of a message. Without a role, a tool's answer and a message with tool calls are
-    recognised; any other has the role `otherwise`.
-    """
+    """Return chat's name for a message's role, or `otherwise` for a message that neither has one nor shows it."""
     role = message.get("role")
     if isinstance(role, str) and role:
         return _ROLES.get(role, role)
@@ -138,19 +129,15 @@ def _role(message: Json, calls: list[Json], otherwise: str) -> str:
 def _from_openinference(message: Json) -> Json:
     chat = {name: value for name, value in message.items() if name != "contents"}
     if contents := as_list(message.get("contents")):
-        chat["content"] = [_openinference_part(as_dict(as_dict(part).get("message_content"))) for part in contents]
+        chat["content"] = parts = [as_dict(as_dict(part).get("message_content")) for part in contents]
+        for index, part in enumerate(parts):
+            if (url := as_dict(as_dict(part.get("image")).get("image")).get("url")) is not None:
+                parts[index] = {"type": "image_url", "image_url": {"url": url}}
     return chat
 
 
-def _openinference_part(part: Json) -> Json:
-    url = as_dict(as_dict(part.get("image")).get("image")).get("url")
-    return part if url is None else {"type": "image_url", "image_url": {"url": url}}
-
-
 def _from_parts(message: Json, role: str) -> list[Json]:
-    """Return OpenTelemetry's message as chat messages. It has a role and `parts`: text, tool calls, tools' answers,
-    images and reasoning.
-    """
+    """Return OpenTelemetry's message (parts: text, tool calls and answers, images, reasoning) as chat messages."""
     parts = [as_dict(part) for part in as_list(message["parts"])]
     answers = [
         {
@@ -170,7 +157,9 @@ def _from_parts(message: Json, role: str) -> list[Json]:
     ]
     if answers and not content and not calls:
         return answers
-    chat: Json = {"role": _role(message, calls, role), "content": _simplest(content)}
+    is_text = all("text" in part and part.get("type", "text") == "text" for part in content)
+    text = "".join(part["text"] for part in content) if is_text else None
+    chat: Json = {"role": _role(message, calls, role), "content": (text if content else None) if is_text else content}
     if message.get("name"):
         chat["name"] = message["name"]
     if reasoning:
@@ -188,13 +177,6 @@ def _content_part(part: Json) -> Json:
         data = f"data:{part.get('mime_type') or 'image/png'};base64,{part.get('content')}"
         return {"type": "image_url", "image_url": {"url": part.get("uri") or data}}
     return part
-
-
-def _simplest(content: list[Json]) -> Any:
-    """Return the parts joined to one text if all are text, None if there are none, else the parts."""
-    if all(part["type"] == "text" for part in content if "type" in part) and all("text" in part for part in content):
-        return "".join(part["text"] for part in content) if content else None
-    return content
 
 
 def _part_text(part: Json) -> str:

@@ -1,8 +1,8 @@
 """Count how many turns of an attempt's conversations merge to one trajectory, and find why the others do not.
 
 A call continues an earlier one if its messages do. The two *merge* if the ids of its prompt begin with the ids of the
-earlier prompt and response. Otherwise the later prompt is a sequence of its
-own: it is trained on correctly, but its context is computed again, and no prefix cache holds it.
+earlier prompt and response. Otherwise the later prompt is a separate sequence: it is trained on correctly, but its
+context is computed again, and no prefix cache holds it.
 
 The module knows messages and ids, and no tokenizer: a difference that the messages do not explain is attributed to
 tokenisation.
@@ -32,7 +32,7 @@ class SplitTurn:
     """A call that continues an earlier one by its messages, and not by its ids."""
 
     call: int
-    """The `leyden.call_index` of the later call, or its place if the record has none."""
+    """The `leyden.call_index` of the later call, or its index if the record has none."""
     earlier: int
     """The number of the earlier call, of the same kind."""
     reason: SplitReason
@@ -42,9 +42,7 @@ class SplitTurn:
 
 @dataclass(slots=True)
 class TurnMerges:
-    """How many turns of one attempt continue an earlier one, how many of them merge with it, and why the others do
-    not.
-    """
+    """The turns of one attempt that continue an earlier one: how many there are, and how many merge."""
 
     continued: int = 0
     """Calls that continue an earlier one by their messages; both have proven tokens."""
@@ -55,22 +53,21 @@ class TurnMerges:
 
     @property
     def share(self) -> float | None:
-        """Return the share of continued turns that merge; None if no call continues another."""
+        """The share of continued turns that merge; None if no call continues another."""
         return self.merged / self.continued if self.continued else None
 
 
 def turn_merges(spans: Sequence[Span]) -> TurnMerges:
-    """Return how many calls of one attempt continue an earlier call, how many of these do so token by token, and why
-    the others do not.
+    """Count the calls of one attempt that continue an earlier call, and those that do so token by token.
 
     Failed calls and calls without tokens are left out. A replayed call is never the later one of a pair, because the
     attempt that it repeats counts that pair.
     """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
-    calls = [_ComparableCall(view, place) for place, view in enumerate(views)]
+    calls = [_ComparableCall(view, index) for index, view in enumerate(views)]
     found = TurnMerges()
-    for place, call in enumerate(calls):
-        if call.view.replayed or (earlier := _continued_call(call, calls[:place])) is None:
+    for index, call in enumerate(calls):
+        if call.view.replayed or (earlier := _continued_call(call, calls[:index])) is None:
             continue
         found.continued += 1
         if (n_common := common_prefix(call.tokens.prompt_ids, earlier.ids)) == len(earlier.ids):
@@ -82,12 +79,10 @@ def turn_merges(spans: Sequence[Span]) -> TurnMerges:
 
 
 class _ComparableCall:
-    """A call with its messages in a form that can be compared."""
-
-    def __init__(self, view: ModelCallView, place: int) -> None:
+    def __init__(self, view: ModelCallView, index: int) -> None:
         self.view = view
-        index = view.span.attributes.get(semconv.CALL_INDEX)
-        self.number = index if isinstance(index, int) else place
+        recorded = view.span.attributes.get(semconv.CALL_INDEX)
+        self.number = recorded if isinstance(recorded, int) else index
         self.prompt = [_digest(message) for message in view.input_messages]
         """A digest of each message of the request."""
         self.answer = _digest(view.output_messages[0]) if view.output_messages else None
@@ -138,43 +133,37 @@ def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) ->
 
 
 def _split_reason(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
-    """Return why the ids of a call do not continue those of `earlier`, as a reason and a sentence. The checks go from
-    causes that a user can see (tools, messages) to one that only ids show.
-
-    n_common: how many leading token ids both calls share.
+    """Return why the ids of a call do not continue those of `earlier`, as a reason and a sentence. Causes that a user
+    can see (tools, messages) are checked before the one that only ids show.
     """
-    place = f"the ids differ from {n_common} on, of {len(earlier.ids)}"
+    where = f"the ids differ from {n_common} on, of {len(earlier.ids)}"
     if call.view.tools != earlier.view.tools:
-        return "other tools", f"{_tool_names(call)} instead of {_tool_names(earlier)}; {place}"
+        return "other tools", f"{_tool_names(call)} instead of {_tool_names(earlier)}; {where}"
     if not call.extends(earlier):
         pairs = zip(call.prompt, earlier.prompt, strict=False)  # either may be the shorter one
         changed = next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(earlier.prompt))
-        return "history rewritten", f"messages[{changed}] is not the earlier call's; {place}"
+        return "history rewritten", f"messages[{changed}] is not the earlier call's; {where}"
     n = len(earlier.prompt)
     sent, answer = call.view.input_messages[n], (earlier.view.output_messages or [{}])[0]
     if call.prompt[n] != earlier.answer:
         text = message_text(sent.get("content")).strip()
         if text == _without_thoughts(answer) != message_text(answer.get("content")).strip():
-            return "reasoning dropped", f"messages[{n}] leaves out what stands before </think>; {place}"
-        return "history rewritten", f"messages[{n}] is not the answer that the model gave; {place}"
-    if (field := _reasoning_field(answer)) is not None and not sent.get(field):
-        return "reasoning dropped", f"messages[{n}] has no {field!r}, but the answer had; {place}"
+            return "reasoning dropped", f"messages[{n}] leaves out what stands before </think>; {where}"
+        return "history rewritten", f"messages[{n}] is not the answer that the model gave; {where}"
+    reasoning = next((name for name in ("reasoning_content", "reasoning") if answer.get(name)), None)
+    if reasoning is not None and not sent.get(reasoning):
+        return "reasoning dropped", f"messages[{n}] has no {reasoning!r}, but the answer had; {where}"
     # A chat template that drops thoughts makes the ids differ at the response's start. + 1, because
     # the first token may be equal by chance.
     if _without_thoughts(answer) != message_text(answer.get("content")).strip() and (
         n_common <= len(earlier.tokens.prompt_ids) + 1
     ):
-        return "reasoning dropped", f"the chat template leaves it out of messages[{n}]; {place}"
-    return "re-tokenised", f"the messages are the same; {place}"
+        return "reasoning dropped", f"the chat template leaves it out of messages[{n}]; {where}"
+    return "re-tokenised", f"the messages are the same; {where}"
 
 
 def _without_thoughts(message: Json) -> str:
     return message_text(message.get("content")).rpartition("</think>")[2].strip()
-
-
-def _reasoning_field(message: Json) -> str | None:
-    """Return the name of the field that holds a message's reasoning; None if it has none."""
-    return next((name for name in ("reasoning_content", "reasoning") if message.get(name)), None)
 
 
 def _tool_names(call: _ComparableCall) -> str:

@@ -16,7 +16,7 @@ from leyden._lib.json import Json
 from leyden.adapter.attributes import as_list
 from leyden.adapter.calls import nearest
 from leyden.adapter.chat_messages import message_text
-from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call
+from leyden.adapter.normalise import ModelCallView, read_tool_call
 from leyden.adapter.order import in_order
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trace_adapter import TraceAdapter, log_result
@@ -48,7 +48,6 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         self.agent_match = agent_match
 
     def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
-        """Return the conversations of one attempt."""
         found = self.every_answer(source)
         conversations = _without_beginnings(found)
         log_result(self, source, "conversations", conversations)
@@ -100,10 +99,7 @@ def _comparable(message: Json) -> Json:
 
 
 def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:
-    """Return the choices of a call's answer. If no choice has tool calls, add those of other spans.
-
-    tools: the tool calls that spans below the call recorded.
-    """
+    """Return the choices of a call's answer. If no choice has tool calls, add `tools` that spans below it recorded."""
     answers = call.output_messages
     if tools and len(answers) <= 1 and not any(answer.get("tool_calls") for answer in answers):
         answer = answers[0] if answers else {"role": "assistant", "content": None}
@@ -121,15 +117,11 @@ def _tool_calls_below(spans: Sequence[Span], calls: Sequence[ModelCallView]) -> 
         if tool is not None and tool.call_id is not None:
             above = nearest(span.span_id, parents, calls_of)
             if above is not None:
-                found.setdefault(calls_of[above], []).append(_tool_call(tool))
+                given = tool.arguments
+                text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+                call = {"id": tool.call_id, "type": "function", "function": {"name": tool.name, "arguments": text}}
+                found.setdefault(calls_of[above], []).append(call)
     return found
-
-
-def _tool_call(tool: ToolCallView) -> Json:
-    arguments = (
-        tool.arguments if isinstance(tool.arguments, str) else json.dumps(tool.arguments or {}, ensure_ascii=False)
-    )
-    return {"id": tool.call_id, "type": "function", "function": {"name": tool.name, "arguments": arguments}}
 
 
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "weight")
@@ -142,10 +134,6 @@ def _fine_tuning(message: Json) -> Json:
     Content parts stay if one is an image, and are joined to text otherwise. Empty content is None beside tool calls.
     """
     kept: dict[str, Any] = {name: message[name] for name in _KEYS if message.get(name) is not None}
-    if not _has_images(kept.get("content")):
+    if not any(isinstance(part, dict) and "image_url" in part for part in as_list(kept.get("content"))):
         kept["content"] = message_text(kept.get("content")) or (None if "tool_calls" in kept else "")
     return kept
-
-
-def _has_images(content: Any) -> bool:
-    return any(isinstance(part, dict) and "image_url" in part for part in as_list(content))

@@ -112,7 +112,7 @@ def is_model_call(span: Span) -> bool:
 
 
 def _may_be_model_call(span: Span) -> bool:
-    """Return False if the span declares another kind, such as a tool or an agent."""
+    """Return False for a span that declares another kind, such as a tool or an agent."""
     if span.name != semconv.MODEL_CALL and _kind(span.attributes) not in (None, "llm"):
         return False
     return span.attributes.get(semconv.GEN_AI_OPERATION, "chat") in _GENERATES
@@ -142,9 +142,7 @@ def _is_gen_ai(span: Span) -> bool:
 
 
 def _from_gen_ai(span: Span) -> ModelCallView:
-    """Return the model call of a span with OpenTelemetry's attributes. The gateway writes the same attributes, with
-    messages in the form of chat.
-    """
+    """Read OpenTelemetry's attributes. The gateway writes the same ones, with messages in the form of chat."""
     attributes = span.attributes
     messages = chat_messages(parsed(attributes.get(semconv.GEN_AI_INPUT_MESSAGES)))
     if system := as_list(parsed(attributes.get("gen_ai.system_instructions"))):
@@ -168,9 +166,7 @@ def _is_gen_ai_indexed(span: Span) -> bool:
 
 
 def _from_gen_ai_indexed(span: Span) -> ModelCallView:
-    """Return the model call of a span with one attribute for each part of a message, such as
-    `gen_ai.prompt.0.content`.
-    """
+    """Read a span with an attribute for each part of a message, such as `gen_ai.prompt.0.content`."""
     attributes = span.attributes
     functions = unflatten(attributes, "gen_ai.request.functions") or unflatten(attributes, "llm.request.functions")
     return _call(
@@ -193,7 +189,6 @@ def _is_openinference(span: Span) -> bool:
 
 
 def _from_openinference(span: Span) -> ModelCallView:
-    """Return the model call of a span in OpenInference's attributes (`llm.*`)."""
     attributes = span.attributes
     settings = as_dict(parsed(attributes.get("llm.invocation_parameters")))
     model = attributes.get("llm.model_name")
@@ -212,9 +207,7 @@ def _from_openinference(span: Span) -> ModelCallView:
 
 
 def _openinference_response_id(output: Json) -> str | None:
-    """Return the response id from the complete answer, because no attribute has it. LangChain keeps it in a place of
-    its own.
-    """
+    """Return the response id from the complete answer, because no attribute has it. LangChain keeps it elsewhere."""
     for found in (output.get("id"), as_dict(output.get("llm_output")).get("id")):
         if isinstance(found, str) and found:
             return found
@@ -234,9 +227,7 @@ def _is_weave(span: Span) -> bool:
 
 
 def _from_weave(span: Span) -> ModelCallView:
-    """Return the model call of an operation that Agent Lightning's Weave tracer recorded, with request and response
-    flattened to attributes.
-    """
+    """Read an operation of Agent Lightning's Weave tracer, which flattens request and response to attributes."""
     attributes = span.attributes
     request = as_dict(unflatten(attributes, semconv.AGL_OPERATION_INPUT))
     response = as_dict(unflatten(attributes, semconv.AGL_OPERATION_OUTPUT))
@@ -255,9 +246,7 @@ def _from_weave(span: Span) -> ModelCallView:
 
 
 def _from_litellm(span: Span) -> ModelCallView:
-    """Return the model call of a span that litellm's callback wrote. In `raw_gen_ai_request`, the server's answer is a
-    Python literal.
-    """
+    """Read a span of litellm's callback. In `raw_gen_ai_request`, the server's answer is a Python literal."""
     attributes = span.attributes
     messages = chat_messages(as_list(unflatten(attributes, "gen_ai.prompt")))
     answers = [_answer(as_dict(said)) for said in as_list(unflatten(attributes, "gen_ai.completion"))]
@@ -274,7 +263,6 @@ def _from_litellm(span: Span) -> ModelCallView:
 
 
 def _literal(value: Any) -> Any:
-    """Return the value of text that is a Python literal; None for other text."""
     if not isinstance(value, str):
         return value
     try:
@@ -308,9 +296,7 @@ def _call(
     **messages: list[Json],
 ) -> ModelCallView:
     """Return a view of a span: the given values, and the rest from the `gen_ai.*` attributes that nearly all
-    conventions share.
-
-    messages: `input_messages`, `output_messages` and `tools`.
+    conventions share. `messages` are the view's fields `input_messages`, `output_messages` and `tools`.
     """
     attributes = span.attributes
     sampling = _settings({name: attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}") for name in _SETTINGS})
@@ -366,14 +352,19 @@ _RESPONSE_IDS = (
 
 
 def _tokens(attributes: Attributes) -> TokenRecord | None:
-    """Return the tokens that Agent Lightning wrote as attributes; None unless both prompt and response have ids."""
+    """Return the tokens that Agent Lightning wrote as attributes; None unless both prompt and response have ids.
+    Log-probabilities are kept if there is one for each response token.
+    """
     prompt_ids = _first_ids(attributes, _PROMPT_IDS)
-    response_ids = _first_ids(attributes, _RESPONSE_IDS) or _choice_ids(attributes)
+    response_ids = _first_ids(attributes, _RESPONSE_IDS)
+    if not response_ids and (choices := as_list(_literal(attributes.get("llm.hosted_vllm.choices")))):
+        response_ids = _ids(as_dict(choices[0]).get("token_ids"))
     if not prompt_ids or not response_ids:
         return None
-    return TokenRecord.model_construct(
-        prompt_ids=prompt_ids, response_ids=response_ids, logprobs=_logprobs(attributes, len(response_ids))
-    )
+    entries = [as_dict(entry).get("logprob") for entry in as_list(parsed(attributes.get("logprobs.content")))]
+    found = [float(entry) for entry in entries if isinstance(entry, int | float)]
+    logprobs = found if len(found) == len(entries) == len(response_ids) else None
+    return TokenRecord.model_construct(prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs)
 
 
 def _first_ids(attributes: Attributes, names: tuple[str, ...]) -> list[int]:
@@ -383,26 +374,12 @@ def _first_ids(attributes: Attributes, names: tuple[str, ...]) -> list[int]:
     return []
 
 
-def _choice_ids(attributes: Attributes) -> list[int]:
-    choices = as_list(_literal(attributes.get("llm.hosted_vllm.choices")))
-    return _ids(as_dict(choices[0]).get("token_ids")) if choices else []
-
-
 def _ids(value: Any) -> list[int]:
-    """Return a list of token ids, or the first of several lists (one for each choice). Return [] if it holds anything
-    but 32-bit integers.
-    """
+    """Return token ids, of the first choice if there is a list for each; [] for anything but 32-bit integers."""
     ids = as_list(value)
     if ids and isinstance(ids[0], list):
         ids = cast(list[Any], ids[0])
     return ids if all(type(item) is int and -(2**31) <= item < 2**31 for item in ids) else []
-
-
-def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
-    """Return the log-probability of each response token; None unless there is one for each token."""
-    entries = [as_dict(entry).get("logprob") for entry in as_list(parsed(attributes.get("logprobs.content")))]
-    found = [float(entry) for entry in entries if isinstance(entry, int | float)]
-    return found if len(found) == len(entries) == n_response else None
 
 
 # ---- tool calls, agents, rewards -----------------------------------------------------------------
@@ -418,23 +395,18 @@ def read_tool_call(span: Span) -> ToolCallView | None:
     if attributes.get(semconv.GEN_AI_OPERATION) != "execute_tool" and kind != "tool" and not has_only_id:
         return None
     name = name or _name(attributes.get("traceloop.entity.name")) or span.name
+    arguments = ["gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input"]
+    if "openinference.span.kind" not in attributes:  # there it holds the arguments' schema
+        arguments.append("tool.parameters")
     return ToolCallView(
         span=span,
         name=name,
         call_id=_name(_first(attributes, "gen_ai.tool.call.id", "tool.call.id", "tool_call.id")),
-        arguments=parsed(_first(attributes, *_arguments_of(attributes))),
+        arguments=parsed(_first(attributes, *arguments)),
         result=parsed(
             _first(attributes, "gen_ai.tool.call.result", "tool.result", "output.value", "traceloop.entity.output")
         ),
     )
-
-
-def _arguments_of(attributes: Attributes) -> tuple[str, ...]:
-    """Return the names of the attributes that may hold a tool call's arguments. `tool.parameters` holds the arguments
-    in AgentOps's spans, but their schema in OpenInference's.
-    """
-    names = ("gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input")
-    return names if "openinference.span.kind" in attributes else (*names, "tool.parameters")
 
 
 def _first(attributes: Attributes, *names: str) -> Any:
@@ -445,18 +417,14 @@ def read_agent(span: Span) -> AgentView | None:
     """Return a span as an agent's step; None for any other span."""
     attributes = span.attributes
     for name, needed, value in _AGENT_NAMES:
-        found = attributes.get(name)
-        if isinstance(found, str) and found and (needed is None or _is(attributes, needed, value)):
+        # An enum is written with or without its name, in any case.
+        if needed is not None and str(attributes.get(needed)).rpartition(".")[2].lower() != value:
+            continue
+        if found := _name(attributes.get(name)):
             return AgentView(span, found)
     if span.name.startswith("langchain.Chain.") and (found := _name(attributes.get("lc_name"))):
         return AgentView(span, found)
     return _langgraph(span)
-
-
-def _is(attributes: Mapping[str, Any], name: str, value: str) -> bool:
-    """Return whether an attribute has a value, in any case and with or without an enum's name."""
-    found = attributes.get(name)
-    return isinstance(found, str) and found.rpartition(".")[2].lower() == value
 
 
 _AGENT_NAMES = (

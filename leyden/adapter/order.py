@@ -27,9 +27,7 @@ _DELIVERY_SECONDS = 0.5
 
 
 def in_order(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans sorted by their start on the agent's clock. If several spans have one id, the earliest is
-    kept.
-    """
+    """Return the spans sorted by their start on the agent's clock, the earliest of each span id."""
     first: dict[str, Span] = {}
     for span in sorted(on_agents_clock(spans), key=moment):
         first.setdefault(span.span_id, span)
@@ -44,20 +42,21 @@ def moment(span: Span) -> tuple[float, int, str]:
 def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
     """Return the spans with the gateway's times converted to the agent's clock. Spans that change are copied."""
     recorded = [span for span in spans if span.name == semconv.MODEL_CALL]
-    offsets = [offset for span in recorded if (offset := _offset(span)) is not None]
-    if offsets:
-        late = dict.fromkeys((id(span) for span in recorded), min(offsets))
-    else:
-        late = _contradicted(spans) if recorded else {}
-    return [_earlier(span, late[id(span)]) if late.get(id(span)) else span for span in spans] if late else spans
-
-
-def _offset(span: Span) -> float | None:
-    """Return the seconds from the sending of a call, by the agent's clock, to its start by the gateway's clock; None if
-    one of them is unknown.
-    """
-    sent = span.attributes.get(semconv.SENT_TIME)
-    return None if span.start_time is None or not isinstance(sent, int | float) else span.start_time - sent
+    if not recorded:
+        return spans
+    offsets = [
+        span.start_time - sent
+        for span in recorded
+        if isinstance(sent := span.attributes.get(semconv.SENT_TIME), int | float) and span.start_time is not None
+    ]
+    late = dict.fromkeys((id(span) for span in recorded), min(offsets)) if offsets else _contradicted(spans)
+    converted: list[Span] = []
+    for span in spans:
+        if seconds := late.get(id(span)):
+            times = {"start_time": span.start_time, "end_time": span.end_time}
+            span = span.model_copy(update={name: None if at is None else at - seconds for name, at in times.items()})
+        converted.append(span)
+    return converted
 
 
 def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
@@ -108,9 +107,3 @@ def _between(end: float, low: float, high: float) -> float:
 
 def _end(span: Span) -> float:
     return (span.start_time or 0.0) if span.end_time is None else span.end_time
-
-
-def _earlier(span: Span, seconds: float) -> Span:
-    """Return a copy of the span whose times are `seconds` earlier."""
-    times = {"start_time": span.start_time, "end_time": span.end_time}
-    return span.model_copy(update={name: None if at is None else at - seconds for name, at in times.items()})

@@ -33,15 +33,12 @@ def replayed_calls(spans: Sequence[Span]) -> list[ReplayedCall]:
 
 
 def divergence(spans: Sequence[Span]) -> str | None:
-    """Return one line about the first call in which an attempt differs from the record that it replays; None if it does
-    not differ.
-    """
+    """Return one line about the first call in which an attempt differs from the record that it replays, if any."""
     found = (call for call in replayed_calls(spans) if call.state == "diverged")
     return next((f"call {call.call_index}: {call.detail}" for call in found), None)
 
 
 def _call(span: Span) -> ReplayedCall:
-    """Return the call that a span of the gateway records."""
     attributes = span.attributes
     index = attributes[semconv.CALL_INDEX]
     assert isinstance(index, int), "the gateway numbers calls"

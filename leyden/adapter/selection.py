@@ -85,20 +85,23 @@ def match_rewards(
     tree: the tree of the same spans. `FIRST_SIBLING` needs it.
     """
     parents = {} if tree is None else {child.id: node.id for node in tree.traverse() for child in node.children}
+    by_time = policy is RewardMatchPolicy.FIRST_OCCURRENCE
+    ended: list[float] = []
+    for call in calls:
+        # The agent's own spans decide if there are any, because the agent's clock also times the rewards.
+        own = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
+        ended.append(min((span.start_time or 0.0) if span.end_time is None else span.end_time for span in own))
     rewards: list[float | None] = [None] * len(calls)
     for span in in_order([span for span in spans if is_reward_span(span)]):
         index = _linked(calls, span)
-        if index is None:
-            index = next(
-                (
-                    index
-                    for index in reversed(range(len(calls)))
-                    if rewards[index] is None
-                    and _ended(calls[index]) <= (span.start_time or 0.0)
-                    and (policy is RewardMatchPolicy.FIRST_OCCURRENCE or _are_siblings(calls[index], span, parents))
-                ),
-                None,
-            )
+        parent = parents.get(span.span_id)
+        for earlier in reversed(range(len(calls))) if index is None else ():
+            call = calls[earlier]
+            if rewards[earlier] is not None or ended[earlier] > (span.start_time or 0.0):
+                continue
+            if by_time or (parent is not None and any(parents.get(each.span_id) == parent for each in call.spans)):
+                index = earlier
+                break
         if index is not None:
             rewards[index] = get_reward_value(span)
     return rewards
@@ -117,16 +120,3 @@ def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
                     return index
             number += 1
     return None
-
-
-def _ended(call: ModelCallView) -> float:
-    """Return when a call had ended. The agent's own spans decide if there are any, because the agent's clock also times
-    the rewards.
-    """
-    mine = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
-    return min(span.end_time if span.end_time is not None else (span.start_time or 0.0) for span in mine)
-
-
-def _are_siblings(call: ModelCallView, reward: Span, parents: dict[str, str]) -> bool:
-    parent = parents.get(reward.span_id)
-    return parent is not None and any(parents.get(span.span_id) == parent for span in call.spans)

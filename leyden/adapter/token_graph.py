@@ -2,8 +2,8 @@
 
 A node is a piece of a prompt, or the tokens that the policy sampled in one call; its context is the path that leads to
 it. Calls whose prompts begin alike share the nodes of that beginning, to the last id. So a conversation of n turns is
-kept once and not n times, a branch begins where the prompts differ, and a rewritten context is a branch of its own. A
-response is always a node of its own, also beside one with the same ids, because each was sampled. The leaves are the
+kept once and not n times, a branch begins where the prompts differ, and a rewritten context is a separate branch. A
+response is always a separate node, also beside one with the same ids, because each was sampled. The leaves are the
 ends of the trajectories.
 
 The module knows ids, never text.
@@ -73,7 +73,9 @@ class TokenGraph:
         Comparing a known token costs about 15 ns. The other tokens become new nodes.
         """
         prompt_ids, response = call.prompt.token_ids, call.response
-        node, n_known = self._find(prompt_ids, *self._search_start(call))
+        node, n_known, n_in_node = self._longest(prompt_ids, *self._search_start(call))
+        if 0 < n_in_node < len(node.token_ids):
+            node = node.split(n_in_node)
         if new := prompt_ids[n_known:]:
             node = _below(node, TokenNode(node, new, [0] * len(new), [0.0] * len(new)))
         mask = response.loss_mask or [1] * len(response.token_ids)
@@ -87,9 +89,7 @@ class TokenGraph:
         return n_known
 
     def known(self, prompt_ids: Sequence[int]) -> int:
-        """Return how many of a prompt's first tokens are in the tree, without adding it. An engine's prefix cache can
-        hold that part.
-        """
+        """Return how many of a prompt's first tokens are in the tree, and so perhaps in an engine's prefix cache."""
         return self._longest(list(prompt_ids), self.root, 0)[1]
 
     def nodes(self) -> list[TokenNode]:
@@ -114,9 +114,7 @@ class TokenGraph:
         return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
     def _trajectory(self, leaf: TokenNode, reward: float | None) -> tuple[int, Trajectory] | None:
-        """Return the number of the first call that is trained on in the path to a leaf, and the path as a trajectory.
-        None if no call is.
-        """
+        """Return the path to a leaf as a trajectory, and its first trained call's number; None without one."""
         # A node is ours, and trained on here, if each node below it on the path is a first child.
         path: list[tuple[TokenNode, bool]] = []
         node, is_ours = leaf, True
@@ -136,12 +134,7 @@ class TokenGraph:
         return (calls[0], trajectory) if calls else None
 
     def _add_call(self, trajectory: Trajectory, calls: list[int], number: int, start: int) -> None:
-        """Add the call `number` to a trajectory whose token ids already end with its response. A replayed call is
-        skipped, because it is context.
-
-        calls: numbers of the trajectory's calls so far.
-        start: index of the response's first token.
-        """
+        """Add the call `number` to `calls`, and to a trajectory whose ids from `start` on are its response."""
         end = len(trajectory.token_ids)
         call = self._calls[number]
         if call.response.loss_mask is not None and not any(call.response.loss_mask):
@@ -185,18 +178,9 @@ class TokenGraph:
             node = node.parent
         return node, depth
 
-    def _find(self, prompt_ids: list[int], start: TokenNode, depth: int) -> tuple[TokenNode, int]:
-        """Return the node that ends where the prompt stops being known, and how much is known. Split a node if
-        necessary.
-
-        start, depth: a node at whose end the first `depth` ids of the prompt are known.
-        """
-        node, n_known, in_node = self._longest(prompt_ids, start, depth)
-        return (node.split(in_node) if 0 < in_node < len(node.token_ids) else node), n_known
-
     def _longest(self, prompt_ids: list[int], start: TokenNode, start_depth: int) -> tuple[TokenNode, int, int]:
         """Return the longest beginning of a prompt that is in the tree: its last node, its length, and how many of its
-        ids are in that node.
+        ids are in that node. The first `start_depth` ids are known at the end of `start`.
 
         If several are equally long, prefer one that ends with a leaf, then one that ends at the end of a node, then the
         one that was added last.

@@ -69,7 +69,6 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
         self._triplets = triplets or LlmProxyTraceToTriplet()
 
     def adapt(self, source: Sequence[Span]) -> list[Trajectory]:
-        """Return the trajectories of one attempt, in the order in which they began."""
         spans = sorted(source, key=lambda span: span.sequence_id)
         trajectories = merge_triplets(self._triplets.adapt(spans), reward=find_final_reward(spans))
         for trajectory in trajectories:

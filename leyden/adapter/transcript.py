@@ -87,9 +87,7 @@ def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
 
 
 def _headline(span: Span, call: ModelCallView | None) -> str:
-    """Return the first line of a span in a transcript: name, duration, model, tokens (prompt + response) and
-    rewards.
-    """
+    """Return a span's first line: name, duration, model, tokens (prompt + response) and rewards."""
     parts = [span.name]
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         parts.append(f"{span.end_time - span.start_time:.2f} s")
@@ -110,25 +108,23 @@ def _headline(span: Span, call: ModelCallView | None) -> str:
 
 
 def _new_messages(call: ModelCallView, shown: list[list[str]]) -> list[Json]:
-    """Return the call's answers, and those messages before them that no earlier call had at the same place. Add the
-    call to `shown`.
+    """Return a call's answers and the messages before them that no earlier call had at the same index.
 
-    shown: the digests of messages and answer of each earlier call.
+    shown: the digests of messages and answer of each earlier call, to which those of this call are added.
     """
     messages = [*call.input_messages, *call.output_messages[:1]]
-    digests = [_digest(message) for message in messages]
-    known = max((_common(digests, each) for each in shown), default=0)
+    digests = [
+        json.dumps([message.get("role"), message_text(message.get("content")), _tool_calls(message)], default=str)
+        for message in messages
+    ]
+    known = max((_common_prefix(digests, each) for each in shown), default=0)
     shown.append(digests)
     return [*messages[known:], *call.output_messages[1:]]
 
 
-def _digest(message: Json) -> str:
-    return json.dumps([message.get("role"), message_text(message.get("content")), _tool_calls(message)], default=str)
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
+def _common_prefix(one: Sequence[str], other: Sequence[str]) -> int:
     pairs = zip(one, other, strict=False)
-    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _tool_calls(message: Json) -> list[str]:
@@ -137,7 +133,6 @@ def _tool_calls(message: Json) -> list[str]:
 
 
 def _message_text(message: Json) -> str:
-    """Return role, text and tool calls of a message, such as `user: hello`."""
     role = str(message.get("role") or "assistant")
     text = message_text(message.get("content"))
     calls = "".join(f"\n{_INDENT}calls {call}" for call in _tool_calls(message))

@@ -79,7 +79,6 @@ class TraceTree:
         return cls("virtual-root", _virtual("virtual-root", roots), roots)
 
     def add_child(self, child: TraceTree) -> None:
-        """Put a node below this one, after the others."""
         self.children.append(child)
 
     def find_id(self, id: str) -> TraceTree | None:
@@ -132,7 +131,6 @@ class TraceTree:
         return None if agent is None else agent.name
 
     def is_reward_span(self) -> bool:
-        """Return whether this span carries a reward or computes one."""
         return is_reward(self.span)
 
     def agents(self) -> dict[str, str | None]:
@@ -170,7 +168,11 @@ class TraceTree:
             return
         parent_of = {child.id: node for node in top.traverse() for child in node.children}
         hosts = [host for node in top.children for host in _hosts(node)]
-        floating = [node for node in top.children if _seconds(node) is not None and not _has_agent(node)]
+        floating = [
+            node
+            for node in top.children
+            if _seconds(node) is not None and all(read_agent(below.span) is None for below in node.traverse())
+        ]
         enclosing = _enclosing(floating, hosts)
         # Long spans first: a shorter one may be moved below them, which asks for their parents.
         for node in sorted(floating, key=lambda node: (-(_seconds(node) or 0.0), node.id)):
@@ -207,7 +209,7 @@ class TraceTree:
         return dot
 
     def _ids_to_show(self, match: str | None) -> set[str] | None:
-        """Return the ids of the spans whose name contains a match, and of those above them; None for all spans."""
+        """Return the ids of the spans whose name contains a match, and of the spans above them; None for all."""
         if match is None:
             return None
         shown: set[str] = set()
@@ -263,13 +265,9 @@ def _virtual(id: str, children: Sequence[TraceTree]) -> Span:
     )
 
 
-def _has_agent(node: TraceTree) -> bool:
-    return any(read_agent(below.span) is not None for below in node.traverse())
-
-
 def _hosts(node: TraceTree) -> list[TraceTree]:
-    """Return the nodes, at or below this one, under which `repair_hierarchy` may put a floating
-    span: spans with a duration that are no model call and lie below none.
+    """Return the nodes under which `repair_hierarchy` may put a floating span: those with a duration that are neither
+    a model call nor below one.
     """
     found: list[TraceTree] = []
     waiting = [node]
@@ -283,7 +281,6 @@ def _hosts(node: TraceTree) -> list[TraceTree]:
 
 
 def _seconds(node: TraceTree) -> float | None:
-    """Return the duration of a span; None if its start or end is unknown."""
     if node.start_time is None or node.end_time is None:
         return None
     return node.end_time - node.start_time
@@ -311,9 +308,7 @@ def _start(node: TraceTree) -> float:
 
 
 def _innermost(node: TraceTree, enclosing: Sequence[TraceTree], parent_of: dict[str, TraceTree]) -> TraceTree | None:
-    """Return the innermost of the spans that enclose a node in time. None if there is none, or if they are not all
-    above each other.
-    """
+    """Return the innermost of the spans that enclose a node in time; None unless they are all above each other."""
     hosts = [host for host in enclosing if not _is_above(node, host, parent_of)]
     innermost = min(hosts, key=lambda host: (_seconds(host), host.id), default=None)
     if innermost is None or not all(host is innermost or _is_above(host, innermost, parent_of) for host in hosts):

@@ -66,7 +66,6 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
-        """Return one triplet for each selected call of one attempt."""
         if not source:
             return []
         tree = TraceTree.from_spans(source)
@@ -89,7 +88,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         return triplets
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
-        """Return those of the selected calls that become triplets: all of them. Override it to leave out some."""
+        """Return the selected calls that become triplets. Override it to leave out some."""
         return selected
 
     def visualize(
@@ -121,7 +120,6 @@ class TraceToTriplet(TracerTraceToTriplet):
     """
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
-        """Return the selected calls that the gateway recorded; all if it recorded none."""
         if not any(span.name in _PROXY_SPANS for span in source):
             return selected
         return [call for call in selected if any(span.name in _PROXY_SPANS for span in call.view.spans)]
@@ -136,7 +134,6 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
     """
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
-        """Return one triplet for each model call of one attempt."""
         spans = in_order(source)
         recorded = model_calls([span for span in spans if span.name in _PROXY_SPANS])
         calls = [call for call in recorded if not call.failed]
@@ -151,10 +148,7 @@ def _log_triplets(adapter: TraceAdapter[list[Triplet]], source: Sequence[Span], 
 
 
 def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Triplet:
-    """Return a model call as a triplet. The response of a replayed call has a loss mask of zeros.
-
-    metadata: entries to add to those that are read from the call.
-    """
+    """Return a model call as a triplet, with further `metadata`. A replayed call has a loss mask of zeros."""
     known = {
         "span_id": call.span.span_id,
         "sequence_id": call.span.sequence_id,
