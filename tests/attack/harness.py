@@ -79,7 +79,7 @@ class Attack:
 
 
 def table(lines: list[dict[str, Any]]) -> list[str]:
-    """The figures as a Markdown table, as `docs/reliability.md` quotes it."""
+    """The figures as a Markdown table, as `docs/attack.md` quotes it."""
     rows = ["| test | outcome | s | done | seed |", "|---|---|---|---|---|"]
     for line in lines:
         done = ", ".join(
