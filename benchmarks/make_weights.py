@@ -80,18 +80,27 @@ def conversation(secret: int, rng: random.Random) -> list[Message]:
     return messages
 
 
-def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
+def build_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int = 320,
+    max_length: int = MAX_LENGTH,
+    chat_template: str = CHAT_TEMPLATE,
+    tags: Sequence[str] = (),
+) -> Qwen2Tokenizer:
     """Return Qwen2's byte-level BPE with merges learnt from `texts`, and a chat template.
 
-    Every digit is one token, and every byte has a token, so that any text can be written. The class
-    is Qwen2's own, because `AutoTokenizer` uses it for every folder of a Qwen2 model.
+    Every digit is one token, and every byte has a token, so that any text can be written. The class is Qwen2's own,
+    because `AutoTokenizer` uses it for every folder of a Qwen2 model.
+    vocab_size: the most tokens; the demo's texts have fewer merges.
+    tags: texts, such as `<tool_call>`, that are one token each and are not special.
     """
     empty = Qwen2Tokenizer(unk_token=PAD, pad_token=PAD, eos_token=END)  # for its normalizer and splitting
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = empty.backend_tokenizer.normalizer
     bpe.pre_tokenizer = empty.backend_tokenizer.pre_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=320,  # more than the corpus has merges for
+        vocab_size=vocab_size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=[PAD, START, END],
         show_progress=False,
@@ -105,11 +114,12 @@ def build_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
         pad_token=PAD,
         eos_token=END,
         padding_side="left",
-        model_max_length=MAX_LENGTH,
-        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        chat_template=chat_template,
     )
     # Not as `extra_special_tokens`, which transformers 4 and 5 write to the folder in two shapes.
     tokenizer.add_tokens([AddedToken(START, special=True, normalized=False)])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     return tokenizer
 
 
@@ -119,17 +129,28 @@ def prompt_ids(tokenizer: Qwen2Tokenizer, messages: Sequence[Message]) -> list[i
     return tokenizer.encode(cast(str, text), add_special_tokens=False)
 
 
-def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
-    """Return a Qwen2 of about 100,000 float32 parameters with random weights drawn from `seed`."""
+def build_model(
+    tokenizer: Qwen2Tokenizer,
+    *,
+    seed: int,
+    max_tokens: int = MAX_TOKENS,
+    layers: int = 2,
+    heads: int = 2,
+    key_value_heads: int = 1,
+) -> Qwen2ForCausalLM:
+    """Return a small float32 Qwen2 with random weights drawn from `seed`. The demo's has about 100,000 parameters.
+
+    max_tokens: the longest reply that it samples.
+    """
     hidden_size = 64
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
         intermediate_size=3 * hidden_size,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         # The usual 0.02 suits wide models. At this width, attention would ignore the game's
         # replies for hundreds of steps.
@@ -146,7 +167,7 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=MAX_TOKENS,
+        max_new_tokens=max_tokens,
         eos_token_id=END_ID,
         pad_token_id=PAD_ID,
     )

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from train import CITIES, WEIGHTS
-from transformers import AddedToken, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from benchmarks.make_weights import END, END_ID, PAD, PAD_ID, START, imitate, record_rollout, sample_replies
+from benchmarks.make_weights import END, PAD, build_model, build_tokenizer, imitate, record_rollout, sample_replies
 from leyden import open_store
 from leyden.types import TokenRecord
 
@@ -36,6 +35,8 @@ TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 MAX_LENGTH = 1024
 """Tokens in one conversation; the longest of the agents here has about 250."""
 VOCABULARY = 640
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Tokens that are not special, as in Qwen2.5."""
 
 RIGHT_CITY = 0.35
 """How often the assistant's call names the city of the question; otherwise it names any city."""
@@ -172,67 +173,6 @@ async def train(
         return await imitate(model, renderer.tokenizer, store, steps=steps, seed=seed)
 
 
-def build_tokenizer(texts: Sequence[str]) -> Qwen2Tokenizer:
-    """Return Qwen2's byte-level BPE with merges learnt from `texts`; tags of calls are tokens."""
-    empty = Qwen2Tokenizer(unk_token=PAD, pad_token=PAD, eos_token=END)
-    bpe = Tokenizer(models.BPE())
-    bpe.normalizer = empty.backend_tokenizer.normalizer
-    bpe.pre_tokenizer = empty.backend_tokenizer.pre_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[PAD, START, END],
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    learnt = json.loads(bpe.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(
-        vocab=learnt["vocab"],
-        merges=[tuple(pair) for pair in learnt["merges"]],
-        unk_token=PAD,  # never used: bytes cover all text
-        pad_token=PAD,
-        eos_token=END,
-        padding_side="left",
-        model_max_length=MAX_LENGTH,
-        chat_template=TEMPLATE.read_text(),
-    )
-    tokenizer.add_tokens([AddedToken(START, special=True, normalized=False)])
-    tags = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])  # as Qwen2.5 has them
-    return tokenizer
-
-
-def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
-    """Return a Qwen2 of about 140,000 float32 parameters, with weights drawn from `seed`."""
-    hidden_size = 64
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=3 * hidden_size,
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        initializer_range=0.8 * hidden_size**-0.5,  # the usual 0.02 suits wide models
-        bos_token_id=None,
-        eos_token_id=END_ID,
-        pad_token_id=PAD_ID,
-    )
-    torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=48,
-        eos_token_id=END_ID,
-        pad_token_id=PAD_ID,
-    )
-    return model
-
-
 def measure(model: Qwen2ForCausalLM, renderer: Renderer, *, n: int, seed: int) -> dict[str, float]:
     """Return the shares of `n` questions with a right first call, and with the result repeated."""
     torch.manual_seed(seed)
@@ -274,9 +214,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     unlearnt = Qwen2Tokenizer(pad_token=PAD, eos_token=END, chat_template=TEMPLATE.read_text())
     source = exchanges(rng, Renderer(unlearnt))
     conversations = [next(source) for _ in range(options.conversations)]
-    tokenizer = build_tokenizer([text for pairs in conversations for pair in pairs for text in pair])
+    tokenizer = build_tokenizer(
+        [text for pairs in conversations for pair in pairs for text in pair],
+        vocab_size=VOCABULARY,
+        max_length=MAX_LENGTH,
+        chat_template=TEMPLATE.read_text(),
+        tags=TAGS,
+    )
     renderer = Renderer(tokenizer)
-    model = build_model(tokenizer, seed=options.seed)
+    model = build_model(tokenizer, seed=options.seed, max_tokens=48)
     loss = asyncio.run(train(model, renderer, conversations, steps=options.steps, seed=options.seed))
     shares = measure(model, renderer, n=400, seed=options.seed)
     model.save_pretrained(options.out)

@@ -22,10 +22,17 @@ from pathlib import Path
 
 import torch
 from tasks import KINDS, Kind, Task, held_out_tasks, score, train_tasks
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from benchmarks.make_weights import END, build_tokenizer, imitate, prompt_ids, record_rollout, sample_replies
-from benchmarks.make_weights import build_model as demo_model
+from benchmarks.make_weights import (
+    END,
+    build_model,
+    build_tokenizer,
+    imitate,
+    prompt_ids,
+    record_rollout,
+    sample_replies,
+)
 from leyden import open_store
 from leyden.types import TokenRecord
 
@@ -68,25 +75,6 @@ PUPILS: dict[str, Callable[[Task, random.Random], str]] = {
     "rotate_matrix": rotate,
     "number_filtering": filter_numbers,
 }
-
-
-def build_model(tokenizer: Qwen2Tokenizer, *, max_tokens: int, seed: int) -> Qwen2ForCausalLM:
-    """Return the demo's Qwen2 with one more layer: three numbers are to be added."""
-    settings = demo_model(tokenizer, seed=seed)
-    config = Qwen2Config.from_dict(
-        {
-            **settings.config.to_dict(),
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "layer_types": None,
-        }
-    )
-    torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(config)
-    model.generation_config = settings.generation_config
-    model.generation_config.max_new_tokens = max_tokens
-    return model
 
 
 def make_tokenizer(kind: Kind) -> Qwen2Tokenizer:
@@ -138,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     kind, started = KINDS[options.kind], time.process_time()
     out = options.out or kind.weights
     tokenizer = make_tokenizer(kind)
-    model = build_model(tokenizer, max_tokens=kind.max_tokens, seed=options.seed)
+    model = build_model(
+        tokenizer, seed=options.seed, max_tokens=kind.max_tokens, layers=3, heads=4, key_value_heads=2
+    )  # one more layer than the demo: three numbers are to be added
     loss = asyncio.run(train(model, tokenizer, kind, answers=options.answers, steps=options.steps, seed=options.seed))
     tasks = held_out_tasks(kind, 500)
     sampled, likeliest = (mean_score(model, tokenizer, tasks, greedy=greedy) for greedy in (False, True))
