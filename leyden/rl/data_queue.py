@@ -13,18 +13,19 @@ from a queue as from any other `SeedSource`.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import secrets
 import socket
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +34,7 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 from leyden._lib.options import check_number
 from leyden._lib.pickling import pack
 from leyden.errors import ConfigError, DataQueueClosed
-from leyden.rl.producers import Producers, portable
+from leyden.rl.producers import Producer, portable, start_producers
 from leyden.rl.seed import Items, Seed, SeedPlan
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ _LAST_SECONDS: Final = 2.0
 """Seconds that closing the queue waits for each thread that serves a consumer."""
 _RETRY_SECONDS: Final = 0.1
 """The pause before consumers are accepted again after an error."""
+_GONE: Final = "the process that made the data queue has left its `with`, or has ended"
 
 
 class _QueueAddress(NamedTuple):
@@ -52,13 +54,6 @@ class _QueueAddress(NamedTuple):
     key: bytes
 
 
-class _UnreadableItem(NamedTuple):
-    """An item that a producer could not read."""
-
-    seed: Seed[Any]
-    error: BaseException
-
-
 class DataQueue(Generic[T]):
     """Gives each item of a data set to one consumer, once in each pass.
 
@@ -66,8 +61,8 @@ class DataQueue(Generic[T]):
     everything that was started. In one process and without producers, the queue works outside of `with` too.
 
     A consumer holds the item that it took last until it requests the next one, or ends. If its process is killed,
-    another consumer gets the item, so no item is lost and one may be worked on twice. A consumer that had reached the
-    end before does not get that item; iterate once more to be sure that none is left.
+    another consumer gets the item, so no item is lost and one may be worked on twice. A consumer that is at the end
+    already misses that item; iterate again to be sure that none is left.
     """
 
     def __init__(
@@ -84,7 +79,7 @@ class DataQueue(Generic[T]):
         """Make an inactive queue.
 
         repeat: the number of passes; -1: without end.
-        shuffle: give each pass an order of its own, which `seed` and the pass's number decide.
+        shuffle: give each pass its own order, which `seed` and the pass's number decide.
         producer_num_workers: processes that read items ahead, for data sets whose items are slow to read. 0: the
             process that made the queue reads an item when a consumer takes it.
         queue_maxsize: the most items that are read ahead, and the most that `put` adds before it waits; 0: one for each
@@ -114,10 +109,10 @@ class DataQueue(Generic[T]):
         """
         local = self._require_own("activate")
         self._address = local.activate()
-        # Finalize also closes a queue that is forgotten; at exit, it does so before multiprocessing
+        # Finalize also closes a queue without references; at exit, it does so before multiprocessing
         # waits for the producers
         self._finalizer = Finalize(self, local.cleanup, exitpriority=10)
-        _ACTIVE[self._address.path] = self
+        ACTIVE_QUEUES[self._address.path] = self
         return self
 
     def cleanup(self) -> None:
@@ -127,7 +122,7 @@ class DataQueue(Generic[T]):
         """
         self._require_own("cleanup")
         if self._address is not None:
-            _ACTIVE.pop(self._address.path, None)
+            ACTIVE_QUEUES.pop(self._address.path, None)
             self._address = None
         if self._finalizer is not None:
             self._finalizer()
@@ -140,12 +135,12 @@ class DataQueue(Generic[T]):
     ) -> None:
         self.cleanup()
 
-    def __reduce__(self) -> Any:
-        if self._address is None:
+    def _require_own(self, what: str) -> _LocalQueue:
+        if self._local is None or self._pid != os.getpid():
             raise ConfigError(
-                "a DataQueue can be sent to another process only while it is active; use it in `with`, or call activate()"
+                f"{what}() was called in another process than that which made the DataQueue; call it there"
             )
-        return _attach, (self._address, self._timeout_seconds)
+        return self._local
 
     # ---- for consumers ---------------------------------------------------------------------------
 
@@ -156,13 +151,13 @@ class DataQueue(Generic[T]):
         timeout_seconds: the longest wait; None: the queue's own limit.
         Raise StopIteration at the end, and TimeoutError if no item came in time.
         """
-        seed = self._next(0.0 if not block else self._timeout_seconds if timeout_seconds is None else timeout_seconds)
-        if seed is None:
+        wait = 0.0 if not block else self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        if (seed := self._call("take_next", wait)) is None:
             raise StopIteration
         return seed.item
 
     def __iter__(self) -> Iterator[T]:
-        while (seed := self._next(self._timeout_seconds)) is not None:
+        while (seed := self._call("take_next", self._timeout_seconds)) is not None:
             yield seed.item
 
     def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
@@ -174,43 +169,33 @@ class DataQueue(Generic[T]):
         timeout_seconds: the longest wait; None: without limit.
         Raise TimeoutError if the item could not be added in time, and ConfigError after `mark_as_done`.
         """
-        self._end.put(item, 0.0 if not block else timeout_seconds)
+        self._call("put", item, 0.0 if not block else timeout_seconds)
 
     def mark_as_done(self) -> None:
         """End the queue: no more items are read from the data set, and `put` raises ConfigError.
 
         Items that were read or put before are still handed out.
         """
-        self._end.mark_as_done()
-
-    def _next(self, timeout_seconds: float | None) -> Seed[T] | None:
-        """Return the next seed. In the queue's own process it counts as finished at once."""
-        end = self._end
-        if isinstance(end, _RemoteQueue):
-            return end.take_next(timeout_seconds)
-        seed = end.take(timeout_seconds)
-        if seed is not None:
-            end.finish(seed)
-        return seed
+        self._call("mark_as_done")
 
     # ---- as a source of seeds --------------------------------------------------------------------
 
     @property
     def exhausted(self) -> bool:
         """Whether `take` would return None now."""
-        return self._end.exhausted
+        return self._call("is_exhausted")
 
     def take(self) -> Seed[T] | None:
         """Return the next seed, or None at the end. The caller must finish it or give it back."""
-        return self._end.take(self._timeout_seconds)
+        return self._call("take", self._timeout_seconds)
 
     def give_back(self, seed: Seed[T]) -> None:
         """Hand a seed back because its episode was lost. It is taken again before any other."""
-        self._end.give_back(seed)
+        self._call("give_back", replace(seed, item=None))
 
     def finish(self, seed: Seed[T]) -> None:
         """Mark the episode of a seed as finished."""
-        self._end.finish(seed)
+        self._call("finish", replace(seed, item=None))
 
     # ---- where it is -----------------------------------------------------------------------------
 
@@ -219,54 +204,56 @@ class DataQueue(Generic[T]):
         """The address of an active queue, by which other processes find it; None if inactive."""
         return None if self._address is None else self._address.path
 
+    def __reduce__(self) -> Any:
+        if self._address is None:
+            raise ConfigError(
+                "a DataQueue can be sent to another process only while it is active; use it in `with`, or call activate()"
+            )
+        return _attach, (self._address, self._timeout_seconds)
+
     @classmethod
     def attach(cls, address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-        """Return the queue with this address: itself in the process that made it, elsewhere a queue that connects to
-        it.
-        """
-        if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():
+        """Return the queue with this address: itself in the process that made it, elsewhere one that connects to it."""
+        if (here := ACTIVE_QUEUES.get(address.path)) is not None and here._pid == os.getpid():
             return here
         queue = cls.__new__(cls)
         queue._local, queue._remote, queue._finalizer = None, None, None
         queue._pid, queue._address, queue._timeout_seconds = -1, address, timeout_seconds
         return queue
 
-    @property
-    def _end(self) -> _LocalQueue | _RemoteQueue:
-        """The queue itself, or this process's connection to it, which is opened at first use."""
+    def _call(self, what: str, *arguments: Any) -> Any:
+        """Call a method of `_LocalQueue`: here, or over a connection, which is opened at first use."""
         if self._local is not None and self._pid == os.getpid():
-            return self._local
+            return getattr(self._local, what)(*arguments)
         if self._address is None:
             raise ConfigError("this process was forked before the DataQueue was active; fork inside its `with`")
         if self._remote is None or self._remote.pid != os.getpid():
             self._remote = _RemoteQueue(self._address)
-        return self._remote
-
-    def _require_own(self, what: str) -> _LocalQueue:
-        if self._local is None or self._pid != os.getpid():
-            raise ConfigError(
-                f"{what}() was called in another process than that which made the DataQueue; call it there"
-            )
-        return self._local
+        return self._remote.call(what, *arguments)
 
 
-_ACTIVE: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
+ACTIVE_QUEUES: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
 """The active queues of this process by address, so that a queue that is sent back unpickles to itself."""
 
 
-def active_queue(path: str) -> DataQueue[Any] | None:
-    """Return the active queue of this process at the address, or None."""
-    return _ACTIVE.get(path)
-
-
 def _attach(address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-    """Return a queue that is unpickled. At module level, because cloudpickle sends it by its name."""
+    """Return an unpickled queue. At module level, because cloudpickle sends it by its name."""
     return DataQueue.attach(address, timeout_seconds)
 
 
 def address_of(seeds: object) -> str | None:
     """Return the address of an active queue; None for anything else."""
     return cast("DataQueue[Any]", seeds).address if isinstance(seeds, DataQueue) else None
+
+
+@dataclass(slots=True)
+class _ReadAhead:
+    """An item that a producer reads or has read."""
+
+    seed: Seed[Any]
+    error: Exception | None = None
+    """The error that reading the item raised."""
+    done: bool = False
 
 
 class _LocalQueue:
@@ -278,23 +265,20 @@ class _LocalQueue:
         self._changed = threading.Condition()
         """A condition that guards the attributes below and is notified when they change."""
         self._put: deque[Seed[Any]] = deque()
-        """Items that were put and are to be taken."""
+        """Items that were put and not taken yet."""
         self._n_put = 0
-        """The number of items that were put so far."""
-        self._put_held: set[int] = set()
-        """The numbers of the put items that consumers hold."""
+        self._put_held: dict[int, Seed[Any]] = {}
+        """The put items that consumers hold, by number."""
         self._open = False
         """Whether more items may be put, so that consumers wait at the end."""
         self._done = False
         """Whether `mark_as_done` was called."""
         self._active = False
-        self._ahead: deque[Seed[Any] | _UnreadableItem] = deque()
-        """Items that producers have read and that are to be taken."""
-        self._requested: deque[Seed[Any]] = deque()
-        """Seeds whose items producers are reading, in order."""
-        self._producers: Producers | None = None
+        self._ahead: deque[_ReadAhead] = deque()
+        """Items that producers read ahead, in the order in which they are to be taken."""
         self._server: _QueueServer | None = None
-        self._reader: threading.Thread | None = None
+        self.producers: list[Producer] = []
+        self._readers: list[threading.Thread] = []
 
     # ---- life
 
@@ -306,12 +290,15 @@ class _LocalQueue:
         if self._active:
             raise ConfigError("this DataQueue is active already; leave its `with`, or call cleanup(), before another")
         if self._n_producers:
-            self._producers = Producers(self._dataset, self._n_producers)
-            self._reader = threading.Thread(target=self._read_ahead, name="leyden-queue-reader", daemon=True)
+            self.producers = start_producers(self._dataset, self._n_producers)
         self._server = _QueueServer(self)
         self._active = True
-        if self._reader is not None:
-            self._reader.start()
+        self._readers = [
+            threading.Thread(target=self._read_ahead, args=(each,), name="leyden-queue-reader", daemon=True)
+            for each in self.producers
+        ]
+        for reader in self._readers:
+            reader.start()
         return self._server.address
 
     def cleanup(self) -> None:
@@ -326,21 +313,20 @@ class _LocalQueue:
             self._changed.notify_all()
         assert self._server is not None
         self._server.close()
-        if self._producers is not None and self._reader is not None:
-            self._producers.close()
-            _join(self._reader)
-            self._producers.reap()
-            self._producers = self._reader = None
+        for producer in self.producers:
+            producer.close()
+        for reader, producer in zip(self._readers, self.producers, strict=True):
+            _join(reader)
+            producer.reap()
+        self.producers, self._readers = [], []
         with self._changed:
-            for read in (*self._ahead, *self._requested):
-                self._plan.give_back(read.seed if isinstance(read, _UnreadableItem) else read)
+            for read in self._ahead:
+                self._plan.give_back(read.seed)
             self._ahead.clear()
-            self._requested.clear()
 
     # ---- items
 
-    @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         with self._changed:
             return self._nothing_left()
 
@@ -362,16 +348,16 @@ class _LocalQueue:
             while True:
                 if self._put:
                     seed = self._put.popleft()
-                    self._put_held.add(seed.number)
+                    self._put_held[seed.number] = seed
                     self._changed.notify_all()
                     return seed
-                if self._ahead:
+                if self._ahead and self._ahead[0].done:
                     read = self._ahead.popleft()
                     self._changed.notify_all()
-                    if isinstance(read, _UnreadableItem):
+                    if read.error is not None:
                         self._plan.give_back(read.seed)
                         raise read.error
-                    return read
+                    return read.seed
                 if self._nothing_left():
                     return None
                 if not self._n_producers and not self._done and not self._plan.exhausted:
@@ -380,21 +366,26 @@ class _LocalQueue:
                 if was_active and not self._active:
                     raise DataQueueClosed("the data queue was closed while a consumer waited for an item")
 
+    def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        """Return the next seed, which counts as finished at once, because this process cannot die alone."""
+        if (seed := self.take(timeout_seconds)) is not None:
+            self.finish(seed)
+        return seed
+
     def finish(self, seed: Seed[Any]) -> None:
         with self._changed:
             if seed.number >= _PUT_FROM:
-                self._put_held.discard(seed.number)
+                self._put_held.pop(seed.number, None)
             else:
                 self._plan.finish(seed)
 
     def give_back(self, seed: Seed[Any]) -> None:
         """Hand back a seed that a consumer holds. It is taken again before any other."""
         with self._changed:
-            if seed.number >= _PUT_FROM:
-                self._put_held.discard(seed.number)
-                self._put.appendleft(seed)
-            else:
+            if seed.number < _PUT_FROM:
                 self._plan.give_back(seed)
+            elif (held := self._put_held.pop(seed.number, None)) is not None:
+                self._put.appendleft(held)
             self._changed.notify_all()
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
@@ -419,53 +410,35 @@ class _LocalQueue:
             self._changed.notify_all()
 
     def _nothing_left(self) -> bool:
-        of_dataset = self._ahead or self._requested or not (self._done or self._plan.exhausted)
-        return not (of_dataset or self._put or self._open)
+        return not (self._ahead or not (self._done or self._plan.exhausted) or self._put or self._open)
 
     def _wait(self, deadline: float | None, what: str) -> None:
         """Wait for a change. Raise TimeoutError, which begins with `what`, at the deadline."""
         left = None if deadline is None else deadline - time.monotonic()
         if (left is not None and left <= 0) or not self._changed.wait(left):
-            reading = [seed.index for seed in self._requested]
+            reading = [read.seed.index for read in self._ahead if not read.done]
             raise TimeoutError(f"{what} in time" + (f"; producers are reading items {reading}" if reading else ""))
 
-    # ---- reading ahead
-
-    def _read_ahead(self) -> None:
-        """Request items and receive them, so that enough are read ahead. Runs in a thread."""
-        producers = self._producers
-        assert producers is not None
+    def _read_ahead(self, producer: Producer) -> None:
+        """Let a producer read items until the queue is closed. Runs in a thread."""
         while True:
             with self._changed:
-                while self._active and not self._request_more(producers):
-                    self._changed.wait()
-                if not self._active:
+                seed = None
+                while self._active and seed is None:
+                    if self._done or len(self._ahead) >= self._maxsize or (seed := self._plan.take_index()) is None:
+                        self._changed.wait()
+                if seed is None:
                     return
-                seed = self._requested[0]
-            read: Seed[Any] | _UnreadableItem
+                self._ahead.append(read := _ReadAhead(seed))
             try:
-                item = producers.receive()
-                read = Seed(seed.index, item, seed.number, seed.entropy)
+                read.seed = replace(seed, item=producer.read(seed.index))
             except DataQueueClosed:
                 return
             except Exception as error:  # noqa: BLE001 -- raised again in the consumer that takes the item
-                read = _UnreadableItem(seed, error)
+                read.error = error
             with self._changed:
-                self._requested.popleft()
-                self._ahead.append(read)
+                read.done = True
                 self._changed.notify_all()
-
-    def _request_more(self, producers: Producers) -> bool:
-        """Request as many items as there is room for, at most two for each producer.
-
-        Return whether any requested item is still to be received.
-        """
-        while len(self._requested) < min(2 * len(producers), self._maxsize - len(self._ahead)) and not self._done:
-            if (seed := self._plan.take_index()) is None:
-                break
-            self._requested.append(seed)
-            producers.request(seed.index)
-        return bool(self._requested)
 
 
 class _QueueServer:
@@ -473,20 +446,18 @@ class _QueueServer:
 
     def __init__(self, local: _LocalQueue) -> None:
         self._local = local
-        self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory()
         name = f"leyden-queue-{secrets.token_hex(8)}"
         # Linux: an abstract socket, which needs no file
-        path = f"\0{name}" if self._folder is None else str(Path(self._folder.name) / name)
+        path = f"\0{name}" if sys.platform == "linux" else str(Path(multiprocessing.util.get_temp_dir()) / name)
         self.address = _QueueAddress(path, secrets.token_bytes(32))
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
         self._socket.listen(128)
-        self._connections: set[Connection] = set()
-        self._threads: list[threading.Thread] = []
+        _OPEN.add(self._socket)
+        self._serving: dict[Connection, threading.Thread] = {}
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="leyden-queue", daemon=True)
         self._accepting.start()
-        _SERVERS.add(self)
 
     def close(self) -> None:
         """Close all connections and end the threads. Items that consumers hold count as finished."""
@@ -495,18 +466,10 @@ class _QueueServer:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         _join(self._accepting)
         self._socket.close()
-        for connection in list(self._connections):
+        for connection, thread in self._serving.items():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
                 end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it, which closes it
-        for thread in self._threads:
             _join(thread, _LAST_SECONDS)
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def close_inherited(self) -> None:
-        self._socket.close()
-        for connection in list(self._connections):
-            connection.close()
 
     def _accept(self) -> None:
         """Accept consumers until the server closes, with a thread for each. Runs in a thread."""
@@ -517,54 +480,67 @@ class _QueueServer:
                 time.sleep(0 if self._closed else _RETRY_SECONDS)
                 continue
             connection = Connection(accepted.detach())
-            self._connections.add(connection)
+            _OPEN.add(connection)
             thread = threading.Thread(target=self._serve, args=(connection,), name="leyden-queue-consumer", daemon=True)
-            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            self._serving = {one: serving for one, serving in self._serving.items() if serving.is_alive()}
+            self._serving[connection] = thread
             thread.start()
 
     def _serve(self, connection: Connection) -> None:
         """Serve one process until it leaves or dies. Give the items of a dead process back."""
-        held: dict[int, Seed[Any]] = {}
+        consumer = _Consumer(self._local)
         try:
             deliver_challenge(connection, self.address.key)
             answer_challenge(connection, self.address.key)
             while True:
                 what, arguments = connection.recv()
                 try:
-                    reply = pack((True, self._call(held, what, *arguments)))
+                    reply = pack((True, getattr(consumer, what)(*arguments)))
                 except Exception as error:  # noqa: BLE001 -- it is raised in the process that called
                     reply = pack((False, portable(error, f"{what} failed in the process that made the data queue")))
                 connection.send_bytes(reply)
         except (EOFError, OSError, AuthenticationError):
             pass
         finally:
-            for seed in held.values():  # if the queue was closed, the process lives and keeps its items
-                (self._local.finish if self._closed else self._local.give_back)(seed)
-            self._connections.discard(connection)
+            consumer.leave(finished=self._closed)  # if the queue was closed, the process lives and keeps its items
             connection.close()
 
-    def _call(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
-        """Call a method of the queue for a consumer and return its result.
 
-        what: the method's name, or "bye" from a consumer that ends by itself: its seeds are finished.
-        held: the seeds that this consumer has taken and not finished, by number. It is updated, so that they can be
-            given back if the consumer dies.
-        """
-        local = self._local
-        if what == "take":
-            if (seed := local.take(*arguments)) is not None:
-                held[seed.number] = seed
-            return seed
-        if what in ("finish", "give_back"):
-            (number,) = arguments
-            return getattr(local, what)(held.pop(number))
-        if what == "bye":
-            for seed in held.values():
-                local.finish(seed)
-            return held.clear()
-        if what == "exhausted":
-            return local.exhausted
-        return {"put": local.put, "mark_as_done": local.mark_as_done}[what](*arguments)
+class _Consumer:
+    """The queue for one other process. The server calls its methods by name."""
+
+    def __init__(self, local: _LocalQueue) -> None:
+        self._local = local
+        self._held: dict[int, Seed[Any]] = {}
+        """The seeds that the process has taken and not finished, by number, without their items."""
+        self._last: Seed[Any] | None = None
+        """The seed that `take_next` returned last."""
+        self.is_exhausted, self.put, self.mark_as_done = local.is_exhausted, local.put, local.mark_as_done
+
+    def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        if (seed := self._local.take(timeout_seconds)) is not None:
+            self._held[seed.number] = replace(seed, item=None)
+        return seed
+
+    def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        """Return the next seed. The process holds it until it requests another one this way."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.finish(last)
+        self._last = self.take(timeout_seconds)
+        return self._last
+
+    def finish(self, seed: Seed[Any]) -> None:
+        self._local.finish(self._held.pop(seed.number))
+
+    def give_back(self, seed: Seed[Any]) -> None:
+        self._local.give_back(self._held.pop(seed.number))
+
+    def leave(self, *, finished: bool = True) -> None:
+        """Finish the seeds that the process holds, or give them back. A process that ends by itself has finished."""
+        for seed in self._held.values():
+            (self._local.finish if finished else self._local.give_back)(seed)
+        self._held.clear()
 
 
 def _join(thread: threading.Thread, seconds: float | None = None) -> None:
@@ -573,77 +549,40 @@ def _join(thread: threading.Thread, seconds: float | None = None) -> None:
         thread.join(seconds)
 
 
-_SERVERS: weakref.WeakSet[_QueueServer] = weakref.WeakSet()
-_REMOTES: weakref.WeakSet[_RemoteQueue] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[socket.socket | Connection] = weakref.WeakSet()
+"""The sockets of this process. A forked process closes its copies, so that the other end notices when this one ends."""
 
 
 def _close_inherited() -> None:
-    for end in (*_SERVERS, *_REMOTES):
-        end.close_inherited()
+    for end in list(_OPEN):
+        end.close()
 
 
 os.register_at_fork(after_in_child=_close_inherited)
 
 
 class _RemoteQueue:
-    """A connection from another process to the queue. Its methods are those of `_LocalQueue`.
-
-    Each raises DataQueueClosed if the process that made the queue has left its `with` or has ended.
-    """
+    """A connection from another process to the queue."""
 
     def __init__(self, address: _QueueAddress) -> None:
-        """Connect, and let both sides prove that they know the queue's key."""
+        """Connect, and let both sides prove that they know the queue's key.
+
+        Raise DataQueueClosed if the process that made the queue has left its `with` or has ended.
+        """
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._taken: Seed[Any] | None = None
-        """The seed that `take_next` returned last."""
-        end = socket.socket(socket.AF_UNIX)
         try:
-            end.connect(address.path)
-        except OSError:
-            end.close()
-            raise DataQueueClosed(_GONE) from None
-        self._connection = Connection(end.detach())
-        try:
-            answer_challenge(self._connection, address.key)
-            deliver_challenge(self._connection, address.key)
+            self._connection = cast(Connection, Client(address.path, "AF_UNIX", address.key))
         except (EOFError, OSError):
             raise DataQueueClosed(_GONE) from None
-        _REMOTES.add(self)
+        _OPEN.add(self._connection)
         # a process that ends by itself has finished its item, and says so
         Finalize(self, _sign_off, (self._connection, self.pid), exitpriority=10)
 
-    def close_inherited(self) -> None:
-        self._connection.close()
-
-    @property
-    def exhausted(self) -> bool:
-        return self._request("exhausted")
-
-    def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        if self._taken is not None:
-            taken, self._taken = self._taken, None
-            self.finish(taken)
-        self._taken = self.take(timeout_seconds)
-        return self._taken
-
-    def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        return self._request("take", timeout_seconds)
-
-    def finish(self, seed: Seed[Any]) -> None:
-        self._request("finish", seed.number)
-
-    def give_back(self, seed: Seed[Any]) -> None:
-        self._request("give_back", seed.number)
-
-    def put(self, item: Any, timeout_seconds: float | None) -> None:
-        self._request("put", item, timeout_seconds)
-
-    def mark_as_done(self) -> None:
-        self._request("mark_as_done")
-
-    def _request(self, what: str, *arguments: Any) -> Any:
-        """Call a method of the queue in its process. Return its result, or raise its error."""
+    def call(self, what: str, *arguments: Any) -> Any:
+        """Call a method of `_Consumer` in the queue's process. Return its result, or raise its error or
+        DataQueueClosed.
+        """
         with self._lock:
             try:
                 self._connection.send_bytes(pack((what, arguments)))
@@ -655,9 +594,6 @@ class _RemoteQueue:
         return result
 
 
-_GONE: Final = "the process that made the data queue has left its `with`, or has ended"
-
-
 def _sign_off(connection: Connection, pid: int) -> None:
     """Report that this process has finished its item, and close the connection.
 
@@ -665,6 +601,6 @@ def _sign_off(connection: Connection, pid: int) -> None:
     """
     if pid == os.getpid():
         with contextlib.suppress(EOFError, OSError):
-            connection.send(("bye", ()))
+            connection.send(("leave", ()))
             connection.recv()
         connection.close()

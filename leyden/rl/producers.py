@@ -1,14 +1,13 @@
-"""Processes that read items of a data set ahead. The items are received in the order of requests.
+"""Processes that read items of a data set ahead.
 
-A producer that dies is replaced, and its undelivered items are read again. This module knows no
-queue: `leyden.rl.data_queue` decides which items are read, and keeps them.
+A producer that dies is replaced, and reads its item again. This module knows no queue: `leyden.rl.data_queue` decides
+which items are read, and keeps them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from collections import deque
 from typing import Any, Final
 
 from leyden._lib.host.child import (
@@ -30,113 +29,75 @@ _LAST_SECONDS: Final = 1.0
 _REMEDY: Final = "leave producer_num_workers out"
 
 
-class Producers:
-    """N processes that read items by index.
+def start_producers(dataset: Any, n: int) -> list[Producer]:
+    """Start n producers. Raise ConfigError if the data set cannot be pickled."""
+    try:
+        packed = pack_by_value(dataset)
+    except Exception as error:
+        raise ConfigError(
+            f"the data set cannot go to a producer process: {error}. Open what it holds when it is first read, or leave "
+            "producer_num_workers out"
+        ) from error
+    method = known_start_method(None)
+    require_importable_main(method, remedy=_REMEDY)
+    return [Producer(f"leyden-producer-{number}", packed, method) for number in range(n)]
 
-    Call `request` and `receive` from one thread. `close` may be called from any thread.
+
+class Producer:
+    """A process that reads one item after another.
+
+    Call `read` from one thread at a time. `close` may be called from any thread.
     """
 
-    def __init__(self, dataset: Any, n: int) -> None:
-        """Start the processes. Raise ConfigError if the data set cannot be pickled."""
-        try:
-            packed = pack_by_value(dataset)
-        except Exception as error:
-            raise ConfigError(
-                f"the data set cannot go to a producer process: {error}. Open what it holds when it is first read, or leave "
-                "producer_num_workers out"
-            ) from error
-        method = known_start_method(None)
-        require_importable_main(method, remedy=_REMEDY)
-        self._closed = False
-        self._producers = [_Producer(number, method, packed) for number in range(n)]
-        self._requested = self._received = 0
+    def __init__(self, name: str, packed: bytes, start_method: StartMethod) -> None:
+        """Start the process.
 
-    def reap(self) -> None:
-        """Release the file descriptors of the processes.
-
-        Call it after `close`, when no thread is in `receive` any more.
+        packed: the data set, pickled.
         """
-        for producer in self._producers:
-            producer.child.close()
+        self._name, self._packed = name, packed
+        self._start_method: StartMethod = start_method
+        self._closed = False
+        self.child = self._start()
 
-    def __len__(self) -> int:
-        return len(self._producers)
+    def read(self, index: int) -> Any:
+        """Return the item with this index.
 
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the processes."""
-        return [producer.child.pid for producer in self._producers]
-
-    def request(self, index: int) -> None:
-        """Request the item with this index from the next process in turn."""
-        self._producers[self._requested % len(self)].request(index)
-        self._requested += 1
-
-    def receive(self) -> Any:
-        """Wait for the oldest requested item that was not received yet, and return it.
-
-        Raise the error that reading the item raised, SimulatorError if the item has killed three producers, and
+        Raise the error that reading the item raised, SimulatorError if the item has killed three processes, and
         DataQueueClosed after `close`.
         """
-        producer = self._producers[self._received % len(self)]
-        deaths = 0
-        while True:
+        how = ""
+        for _ in range(_DEATHS):
+            self.child.send(index)
             try:
-                item, error = producer.receive()
+                data = self.child.connection.recv_bytes()
             except (EOFError, OSError):
                 if self._closed:
                     raise DataQueueClosed("the data queue was closed") from None
-                how, deaths = producer.child.describe_end(_LAST_SECONDS, remedy=_REMEDY), deaths + 1
-                index = producer.pending[0]
-                if deaths >= _DEATHS:
-                    producer.pending.popleft()
-                    self._received += 1
-                producer.restart()
+                how = self.child.describe_end(_LAST_SECONDS, remedy=_REMEDY)
+                self.child.close()
+                self.child = self._start()
                 if self._closed:  # during the restart
-                    producer.child.kill()
-                if deaths >= _DEATHS:
-                    raise SimulatorError(
-                        f"producers of the data queue died {deaths} times while they read item {index}; the last one {how}"
-                    ) from None
+                    self.child.kill()
                 continue
-            self._received += 1
+            item, error = pickle.loads(data)
             if error is not None:
                 raise error
             return item
+        raise SimulatorError(
+            f"producers of the data queue died {_DEATHS} times while they read item {index}; the last one {how}"
+        )
 
     def close(self) -> None:
-        """Kill the processes, even during a read. `reap` frees their descriptors."""
+        """Kill the process, even during a read, which does no harm. `reap` frees its descriptors."""
         self._closed = True
-        for producer in self._producers:  # a producer only reads, so a kill does no harm
-            producer.child.kill()
+        self.child.kill()
 
-
-class _Producer:
-    """One process, and the indices of the items that were requested and not delivered yet."""
-
-    def __init__(self, number: int, start_method: StartMethod, packed: bytes) -> None:
-        self._number, self._packed = number, packed
-        self._start_method: StartMethod = start_method
-        self.pending: deque[int] = deque()
-        self.child = self._start()
-
-    def request(self, index: int) -> None:
-        self.pending.append(index)
-        self.child.send(index)  # `receive` notices a dead child
-
-    def receive(self) -> tuple[Any, BaseException | None]:
-        data = self.child.connection.recv_bytes()
-        self.pending.popleft()
-        return pickle.loads(data)
-
-    def restart(self) -> None:
+    def reap(self) -> None:
+        """Release the file descriptors. Call it after `close`, when no thread is in `read` any more."""
         self.child.close()
-        self.child = self._start()
-        for index in self.pending:
-            self.child.send(index)
 
     def _start(self) -> Child:
-        return Child(_produce, (self._packed,), name=f"leyden-producer-{self._number}", start_method=self._start_method)
+        return Child(_produce, (self._packed,), name=self._name, start_method=self._start_method)
 
 
 def _produce(parent: Parent, packed: bytes) -> None:
@@ -144,15 +105,12 @@ def _produce(parent: Parent, packed: bytes) -> None:
     dataset = pickle.loads(packed)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            parent.connection.send_bytes(_read(dataset, parent.connection.recv()))
-
-
-def _read(dataset: Any, index: int) -> bytes:
-    """Return the pickled pair (item, None), or (None, error) if reading the item raised one."""
-    try:
-        return pack((dataset[index], None))
-    except Exception as error:  # noqa: BLE001 -- user code: whatever it raises goes to the consumer
-        return pack((None, portable(error, f"item {index} could not be read")))
+            index = parent.connection.recv()
+            try:
+                data = pack((dataset[index], None))
+            except Exception as error:  # noqa: BLE001 -- user code: whatever it raises goes to the consumer
+                data = pack((None, portable(error, f"item {index} could not be read")))
+            parent.connection.send_bytes(data)
 
 
 def portable(error: Exception, what: str) -> Exception:

@@ -20,7 +20,7 @@ import pytest
 from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import vectorize_env
-from leyden.rl.producers import Producers
+from leyden.rl.producers import start_producers
 from tests.rl.consumers import (
     Broken,
     Deadly,
@@ -309,7 +309,7 @@ from tests.rl.consumers import Slow
 if __name__ == "__main__":
     queue = DataQueue(Slow(50), producer_num_workers=2).activate()
     queue.get()
-    print(*queue._local._producers.pids, flush=True)
+    print(*(producer.child.pid for producer in queue._local.producers), flush=True)
     if sys.argv[1] == "wait":
         time.sleep(60)
 """
@@ -352,8 +352,7 @@ def test_a_forgotten_queue_is_closed() -> None:
 
 
 def test_producers_that_close_while_one_is_being_replaced_are_ended() -> None:
-    producers = Producers([1, 2], 1)
-    (old,) = producers._producers
-    old.child.close()  # the next one is not started yet
-    producers.close()
-    producers.reap()
+    (producer,) = start_producers([1, 2], 1)
+    producer.child.close()  # the next one is not started yet
+    producer.close()
+    producer.reap()

@@ -37,7 +37,7 @@ from leyden._lib.options import check_number
 from leyden._lib.pickling import pack_by_value
 from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.batch import select, write
-from leyden.rl.data_queue import active_queue
+from leyden.rl.data_queue import ACTIVE_QUEUES
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.env_worker import BeginEpisodes, EnvsReady, Results, Sizes, StepEnvs, View, run_worker
 from leyden.rl.env.group import (
@@ -272,7 +272,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
                 "the environments in worker processes have different seed iterators; give the seeds to vectorize_env(seeds=...)"
             )
         if first.own_seeds is not None:
-            if (queue := active_queue(first.own_seeds)) is None:
+            if (queue := ACTIVE_QUEUES.get(first.own_seeds)) is None:
                 raise ConfigError(
                     "the environments in worker processes have a seed iterator of their own, which is no active DataQueue of this "
                     "process; give the seeds to vectorize_env(seeds=...)"
