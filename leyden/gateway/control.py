@@ -39,7 +39,7 @@ _SECONDS = 600.0
 
 
 class ModelState(TypedDict):
-    """A model's server, and the version of the model's weights, in a `GatewayState`."""
+    """A model's server, and the version of the model's weights."""
 
     model_name: str
     endpoint: str
@@ -61,8 +61,6 @@ class GatewayState(TypedDict):
 
 
 class PolicyVersion(TypedDict):
-    """The version of a model's weights."""
-
     model_name: str
     version: int | None
 
@@ -146,23 +144,18 @@ class Control:
         return self.state()
 
     async def pause(self, body: bytes) -> None:
-        """Hold up new calls."""
         self.gate.close()
 
     async def drain(self, body: bytes) -> None:
-        """Hold up new calls, and wait until no model is answering one."""
         await self.gate.drain()
 
     async def resume(self, body: bytes) -> None:
-        """Let the waiting calls continue."""
         self.gate.open()
 
     async def update_models(self, body: bytes) -> None:
-        """Replace the list of models from the next call on."""
         self._update_models(cast(list[Any], _MODELS.validate_json(body)))
 
     async def set_policy_version(self, body: bytes) -> None:
-        """Set the version of a model's weights."""
         given = _VERSION.validate_json(body)
         self._set_policy_version(given["model_name"], given["version"])
 
@@ -233,9 +226,6 @@ class RemoteGateway:
         return await self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:
-        """Send one control command and return the gateway's state after it. Raise GatewayError if the gateway cannot be
-        reached or refuses.
-        """
         session = await self._sessions.get()
         headers = {"Authorization": f"Bearer {control_key_of(self._secret or found_secret(self._root))}"}
         try:
@@ -246,11 +236,11 @@ class RemoteGateway:
                 f"the gateway at {self._root} cannot be reached: {error or type(error).__name__}; is it running there?"
             ) from error
         if reply.status != 200:
-            raise GatewayError(f"the gateway at {self._root} refused {command}: {_message(answer)}")
+            raise GatewayError(f"the gateway at {self._root} refused {command}: {error_message(answer)}")
         return _STATE.validate_json(answer)
 
 
-def _message(answer: bytes) -> str:
+def error_message(answer: bytes) -> str:
     """Return the message of an error's body, or the body if it has none."""
     try:
         return str(from_json(answer)["error"]["message"])

@@ -31,8 +31,6 @@ class BrokenOff:
 
 @dataclass(slots=True)
 class Exchange:
-    """One call between an agent and a model."""
-
     call: ModelCall
     dialect: Dialect
     """The agent's dialect."""
@@ -42,7 +40,6 @@ class Exchange:
     raw: bytes
     """The body of the request, with the `sampling_overrides` of the rollout's mode once they are applied."""
     mode: str | None = None
-    """The mode of the rollout."""
     sampling_key: str = ""
     """The key of the attempt, from which the seeds of its calls are derived."""
     replay: CallReplay | None = None
@@ -87,7 +84,6 @@ class Exchange:
 
     @property
     def key(self) -> AttemptKey:
-        """The attempt that the call belongs to."""
         return self.call.rollout_id, self.call.attempt_id
 
     async def begin_stream(self, headers: Headers) -> None:

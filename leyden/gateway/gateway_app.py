@@ -92,9 +92,7 @@ class GatewayApp:
         max_body_bytes: int,
         connections: Callable[[], int],
     ) -> None:
-        """Make the application.
-
-        token: the key that clients must send; None admits any key.
+        """token: the key that clients must send; None admits any key.
         live_key: the secret with which serving sessions sign live rollouts; None: no live rollouts.
         control_key: returns the key with which runners end attempts, and operators control the gateway.
         connections: returns the number of open connections.
@@ -119,7 +117,6 @@ class GatewayApp:
         """Prefixes of the routes of single responses that are kept."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, and count it."""
         with pages.counting(scope, send, self._requests.add) as send:
             try:
                 await self._route(scope, receive, send)
@@ -129,7 +126,6 @@ class GatewayApp:
                 await send_refusal(send, refusal, client_dialect(scope))
 
     def _metrics(self) -> Iterator[Metric]:
-        """Yield the metrics of the page `/metrics`."""
         state = self._control.state()
         for name, about, value in (
             ("calls_waiting", "Calls that wait because the gateway is paused.", state["calls_waiting"]),
@@ -184,7 +180,9 @@ class GatewayApp:
             return await _send(send, pages.health())
         if f"/{path}" == pages.METRICS:
             scope["asked"] = path
-            self._check_token(scope)
+            # An attempt's key is not enough.
+            if self._token is not None and not is_secret(given_key(scope), self._token):
+                raise Refusal(401, "invalid_api_key", f"{pages.METRICS} needs this gateway's token as the bearer token")
             check_method(scope, "GET")
             return await _send(send, pages.metrics(self._metrics()))
         parts = path.split("/", 4)
@@ -237,13 +235,6 @@ class GatewayApp:
             f"the gateway has no route {method} /{path}; it serves /rollout/{{id}}/attempt/{{id}}/v1/ with "
             f"{', '.join(self._routes)} and models",
         )
-
-    def _check_token(self, scope: Scope) -> None:
-        """Raise Refusal (401) unless the request has the gateway's token, if it has one. An attempt's key is not
-        enough.
-        """
-        if self._token is not None and not is_secret(given_key(scope), self._token):
-            raise Refusal(401, "invalid_api_key", f"{pages.METRICS} needs this gateway's token as the bearer token")
 
     def _claim(self, scope: Scope, parts: list[str]) -> _SignedClaim | None:
         """Return the claim of a live rollout in the URL or in the key; None if there is none.
@@ -497,7 +488,6 @@ def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:
 
 
 def _no_attempt(path: str) -> Refusal:
-    """Return the refusal of a call that does not name its attempt."""
     return Refusal(
         404,
         "attempt_missing",

@@ -17,7 +17,7 @@ import socket
 import tempfile
 import time
 import zlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, cast
@@ -30,7 +30,19 @@ from leyden._lib.aio import look_for_cycles_rarely
 from leyden._lib.attempt_key import named_by
 from leyden._lib.host import pages
 from leyden._lib.host.child import Backoff, Child, ChildFailure, Parent, describe_exit
-from leyden._lib.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
+from leyden._lib.host.http import (
+    JSON,
+    ClientGone,
+    HttpReply,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    header,
+    on_disconnect,
+    raw_path,
+    send_reply,
+)
 from leyden._lib.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.dialects import dump
 from leyden.errors import ConfigError, GatewayError, LeydenError
@@ -212,40 +224,27 @@ def _work(
     """
     from leyden._lib.logs import setup_logging
 
+    async def serve() -> None:
+        paths = [folder / f"{number}.sock" for number in range(n_workers)]
+        proxy = _WorkerGateway(listener, paths, index, **given["options"])
+        proxy.share_control(given["control_secret"])
+        async with open_store(given["store_url"]) as store:
+            proxy.set_store(store)
+            async with proxy:
+                parent.send(None)
+                await parent.gone()
+
     setup_logging("WARNING")
     look_for_cycles_rarely()
     try:
-        asyncio.run(_serve(parent, listener, folder, index, n_workers, given))
+        asyncio.run(serve())
     except (LeydenError, OSError) as error:
         parent.send(ChildFailure(f"worker {index} of the gateway cannot start: {error}", ""))
         os._exit(1)
 
 
-async def _serve(
-    parent: Parent,
-    listener: socket.socket,
-    folder: Path,
-    index: int,
-    n_workers: int,
-    given: Mapping[str, Any],
-) -> None:
-    """Serve calls as one of several processes that share a port, until the parent is gone.
-
-    index: this process's number among `n_workers`.
-    given: the options and secrets that all the processes share.
-    """
-    paths = [folder / f"{number}.sock" for number in range(n_workers)]
-    proxy = _WorkerGateway(listener, paths, index, **given["options"])
-    proxy.share_control(given["control_secret"])
-    async with open_store(given["store_url"]) as store:
-        proxy.set_store(store)
-        async with proxy:
-            parent.send(None)
-            await parent.gone()
-
-
 class _WorkerGateway(LLMProxy):
-    """The gateway of one worker. It serves the common socket, and a Unix socket of its own for calls that other workers
+    """The gateway of one worker. It serves the common socket, and its own Unix socket for calls that other workers
     forward.
     """
 
@@ -266,7 +265,6 @@ class _WorkerGateway(LLMProxy):
 
     @asynccontextmanager
     async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
-        """Yield the applications with their sockets: the worker's own, and the common one."""
         async with AsyncExitStack() as stack:
             sessions = [await stack.enter_async_context(_session(path)) for path in self._paths]
             own = listen_unix(self._paths[self._index])
@@ -290,58 +288,44 @@ class _Dispatch:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or forward it to the process that owns its attempt. Control commands go to every process."""
-        if raw_path(scope).strip("/").startswith(PREFIX):
-            return await self._control_all(scope, receive, send)
-        if raw_path(scope).rstrip("/") == pages.METRICS:
-            return await self._metrics_of_all(scope, receive, send)
-        key = _attempt_of(scope)
-        owner = self._index if key is None else _owner(key, len(self._sessions))
-        if owner == self._index:
-            return await self._app(scope, receive, send)
+        """Serve a request, or forward it to the process that owns its attempt. Control commands and requests for
+        metrics go to every process.
+        """
+        path = raw_path(scope)
         try:
+            if path.strip("/").startswith(PREFIX):
+                return await self._ask_all(scope, receive, send, _joint_control)
+            if path.rstrip("/") == pages.METRICS:
+                return await self._ask_all(scope, receive, send, pages.joined_metrics)
+            key = _attempt_of(scope)
+            if key is None:
+                owner = self._index
+            else:
+                owner = zlib.crc32("\x1f".join(key).encode("utf-8", "surrogatepass")) % len(self._sessions)
+            if owner == self._index:
+                return await self._app(scope, receive, send)
             await self._forward(owner, scope, receive, send)
         except ClientGone:
             return
         except Refusal as refusal:
             await send_refusal(send, refusal, client_dialect(scope))
 
-    async def _control_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a control request to every worker. Reply with their joint state, or with the first refusal."""
+    async def _ask_all(
+        self, scope: Scope, receive: Receive, send: Send, join: Callable[[list[str]], HttpReply]
+    ) -> None:
+        """Send a request to every worker. Reply with what `join` makes of their replies, or with the first refusal."""
         body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
-        try:
-            asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
-            replies = [(reply.status, await reply.read()) for reply in await asyncio.gather(*asked)]
-        except Refusal as refusal:
-            return await send_refusal(send, refusal, client_dialect(scope))
+        asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
+        replies = [(reply.status, await reply.read()) for reply in await asyncio.gather(*asked)]
         refused = next((reply for reply in replies if reply[0] != 200), None)
         if refused is not None:
             return await send_reply(send, refused[1], status=refused[0])
-        # A list holds the servers' statuses (`upstreams`), an object the worker's state.
-        parsed: list[Any] = [json.loads(reply) for _, reply in replies]
-        joint = [each for one in parsed for each in one] if isinstance(parsed[0], list) else join_states(parsed)
-        await send_reply(send, dump(joint))
-
-    async def _metrics_of_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply with the metrics of every worker, which have its number as the label `process`, or with the first
-        refusal.
-        """
-        body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
-        try:
-            asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
-            replies = [(reply.status, await reply.read()) for reply in await asyncio.gather(*asked)]
-        except Refusal as refusal:
-            return await send_refusal(send, refusal, client_dialect(scope))
-        refused = next((reply for reply in replies if reply[0] != 200), None)
-        if refused is not None:
-            return await send_reply(send, refused[1], status=refused[0])
-        page = pages.joined_metrics([text.decode() for _, text in replies])
-        await send_reply(send, page.body, headers=page.headers)
+        joint = join([reply.decode() for _, reply in replies])
+        await send_reply(send, joint.body, headers=joint.headers)
 
     async def _forward(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request to the worker that owns the attempt, and pass its response on.
-
-        If the client leaves, the connection to that worker is closed, too.
+        """Forward the request to the worker that owns the attempt, and pass its response on. If the client leaves, the
+        connection to that worker is closed, too.
         """
         body = await read_request(scope, receive, self._max_body_bytes, is_json=False)
         task = cast("asyncio.Task[None]", asyncio.current_task())
@@ -356,7 +340,7 @@ class _Dispatch:
                     async for piece in Arriving(response):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-            except aiohttp.ClientError:  # the client's reply breaks off too; whoever broke it off logs why
+            except aiohttp.ClientError:  # the client's reply breaks off, too; the worker logs why
                 logger.debug("a reply of worker %d of the gateway broke off", owner)
             except asyncio.CancelledError:
                 if not watcher.done():
@@ -379,11 +363,7 @@ class _Dispatch:
         while True:
             try:
                 return await self._sessions[owner].request(
-                    scope["method"],
-                    url,
-                    data=body,
-                    headers=headers,
-                    allow_redirects=False,
+                    scope["method"], url, data=body, headers=headers, allow_redirects=False
                 )
             except aiohttp.ClientConnectorError as error:  # the worker restarts, and has not seen the call
                 if time.monotonic() > deadline:
@@ -399,6 +379,13 @@ class _Dispatch:
                 ) from error
 
 
+def _joint_control(replies: list[str]) -> HttpReply:
+    """Return one reply to a control command: the servers' statuses of all workers, or their joint state."""
+    parsed: list[Any] = [json.loads(reply) for reply in replies]
+    joint = [each for one in parsed for each in one] if isinstance(parsed[0], list) else join_states(parsed)
+    return HttpReply(200, dump(joint), JSON)
+
+
 def _session(path: Path) -> aiohttp.ClientSession:
     """Return a session to the worker at this socket. It neither adds headers nor decompresses bodies."""
     return aiohttp.ClientSession(
@@ -411,9 +398,8 @@ def _session(path: Path) -> aiohttp.ClientSession:
 
 
 def _attempt_of(scope: Scope) -> AttemptKey | None:
-    """Return the attempt that a request names by its URL, its key or its headers; None without one.
-
-    Nothing is verified: the attempt's worker checks the key.
+    """Return the attempt that a request names by its URL, its key or its headers; None without one. Nothing is
+    verified: the attempt's worker checks the key.
     """
     match raw_path(scope).strip("/").split("/", 4):
         case ["rollout", rollout_id, "attempt", attempt_id, _]:
@@ -430,7 +416,3 @@ def _named_by_claim(text: str) -> AttemptKey | None:
     """Return the attempt of a live rollout's claim; None if the text is no claim."""
     claim = parse_claim(text)
     return None if claim is None else (claim.rollout_id, claim.attempt_id)
-
-
-def _owner(key: AttemptKey, n_workers: int) -> int:
-    return zlib.crc32("\x1f".join(key).encode("utf-8", "surrogatepass")) % n_workers

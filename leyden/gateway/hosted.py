@@ -8,7 +8,6 @@ serves it, so that calls wait instead of failing. The module knows no engine: th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import shutil
 import socket
@@ -22,11 +21,11 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import TypeAdapter
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from leyden._lib.aio import look_for_cycles_rarely
 from leyden.errors import GatewayError
-from leyden.gateway.control import PREFIX
+from leyden.gateway.control import PREFIX, error_message
 from leyden.gateway.gate import Gate
 from leyden.gateway.proxy import LLMProxy, ModelList, RunningGateway
 from leyden.gateway.remote import RemoteRecorder
@@ -78,7 +77,6 @@ class Reservation:
             await self._server.start()
 
     async def close(self) -> None:
-        """Close the port and the server of the store."""
         self.listener.close()
         if self._server is not None:
             await self._server.stop()
@@ -95,10 +93,7 @@ class HostedGateway(RunningGateway):
     """A gateway in another process, which this process controls over HTTP under its control key."""
 
     def __init__(self, root: str, control_key: str, end: Callable[[], Awaitable[None]]) -> None:
-        """Connect to nothing yet.
-
-        end: ends the process that runs the gateway.
-        """
+        """end: ends the process that runs the gateway."""
         parts = urlsplit(root)
         self._host, self._port = parts.hostname or "", parts.port
         self._headers = {"Authorization": f"Bearer {control_key}"}
@@ -110,33 +105,24 @@ class HostedGateway(RunningGateway):
         return True
 
     def keep(self, servers: Sequence[UpstreamModel]) -> None:
-        """Serve these models from the next call on."""
         self._ask("POST", "models", [_written(server) for server in servers])
 
     def set_policy_version(self, model_name: str, version: int | None) -> None:
-        """Set the version of a model's weights."""
         self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """End the attempt, and wait until its calls are in the store.
-
-        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be reached.
-        """
         await self._recorder.flush(rollout_id, attempt_id)
 
     def upstreams(self) -> list[UpstreamStatus]:
-        """Return the status of each server."""
         return _STATUSES.validate_json(self._ask("GET", "upstreams"))
 
     async def gate(self, command: str) -> None:
-        """Carry out "pause", "drain" or "resume"."""
         await asyncio.to_thread(self._ask, "POST", command)
 
     async def end(self) -> None:
-        """End the process after the gateway's last record."""
         await self._end()
         await self._recorder.close()
 
@@ -157,9 +143,7 @@ class HostedGateway(RunningGateway):
         finally:
             connection.close()
         if reply.status != 200:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                raise GatewayError(str(from_json(answer)["error"]["message"]))
-            raise GatewayError(f"the gateway in the engine's process answered {command} with {reply.status}")
+            raise GatewayError(f"the gateway in the engine's process refused {command}: {error_message(answer)}")
         return answer
 
 
@@ -222,7 +206,6 @@ class _HostedProxy(LLMProxy):
         return self._listener
 
     async def start(self) -> None:
-        """Start the gateway in the running event loop, and return when it takes calls."""
         assert self._store is not None
         ready: Future[RunningGateway] = Future()
         self._serving = asyncio.create_task(self._serve(self._store, self._listen(), ready, Future()))

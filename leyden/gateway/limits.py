@@ -52,10 +52,7 @@ class Spent:
     cost: float = 0.0
 
     def add(self, usage: Any, cost: float | None) -> None:
-        """Add the tokens and the cost of one call.
-
-        usage: the usage of a response in chat form; anything else counts no tokens.
-        """
+        """usage: the usage of a response in chat form; anything else counts no tokens."""
         self.tokens += sum(_tokens(usage))
         self.cost += cost or 0.0
 
@@ -74,13 +71,9 @@ def cost_of(usage: Any, price_per_million: tuple[float, float] | None) -> float 
 def _tokens(usage: Any) -> tuple[int, int]:
     if not isinstance(usage, dict):
         return 0, 0
-    counted = cast(dict[str, Any], usage)
-    return _count(counted.get("prompt_tokens")), _count(counted.get("completion_tokens"))
-
-
-def _count(value: Any) -> int:
-    """Return the number of tokens that a usage counts; 0 if it does not."""
-    return value if isinstance(value, int) else 0
+    counts = (cast(dict[str, Any], usage).get(name) for name in ("prompt_tokens", "completion_tokens"))
+    n_prompt, n_response = (count if isinstance(count, int) else 0 for count in counts)
+    return n_prompt, n_response
 
 
 def _refusal(name: str, limit: float, spent: float) -> Refusal:

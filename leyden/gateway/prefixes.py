@@ -72,5 +72,4 @@ class Prefixes:
 
 
 def _size(ids: array[int]) -> int:
-    """Return the number of bytes that ids use."""
     return len(ids) * ids.itemsize

@@ -1,7 +1,7 @@
 """`LLMProxy`: the gateway's options, and the start and stop of its server.
 
-The server runs in a daemon thread with an event loop of its own, so a busy agent or algorithm never holds up a model
-call. The routes are in `gateway_app`; what happens to a call is in `relay`.
+The server runs in an event loop of a daemon thread, so a busy agent or algorithm never holds up a model call. The
+routes are in `gateway_app`; what happens to a call is in `relay`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             uses a thread.
         deterministic_seed: add a `seed` to each request that has none. The seed depends on this number, the rollout's
             `metadata["leyden.sampling_key"]` (or its id), how many of its attempts have failed, and the number of the
-            call. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
+            call. `PolicyGradient` sets the key to mode, step and index, so that two runs with one seed sample the same.
         token: the API key that clients must send. Required unless `host` is a loopback address.
         live_key: a secret shared with serving sessions (`leyden.serving.OnlineSession`), which sign live rollouts with
             it. Their calls are admitted before the store knows them. None: no live rollouts.
@@ -154,7 +154,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self.launch_mode = launch_mode
         check_port("port", port)
         check_number("timeout_seconds", timeout_seconds, above=0)
-        check_number("deterministic_seed", deterministic_seed, whole=True, or_none="seeds of the agents' own")
+        check_number("deterministic_seed", deterministic_seed, whole=True, or_none="the agents' seeds")
         check_number("keep_alive_seconds", keep_alive_seconds, above=0)
         check_number("upstream_retries", upstream_retries, at_least=0, whole=True)
         check_number("pause_wait_seconds", pause_wait_seconds, above=0)
@@ -323,7 +323,6 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return f"http://{netloc(self._access_host, self._listening_port())}/v1"
 
     def _listening_port(self) -> int:
-        """Return the port. Raise GatewayError if the gateway has none yet."""
         if self._port is None:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
@@ -345,7 +344,11 @@ class LLMProxy(NamedOptions, KeepsArguments):
         `model` may be left out if the gateway serves only one.
         Raise ConfigError for a model that is not served, and for one id without the other.
         """
-        name = self._model_name(model)
+        models = list(self._models)
+        name = models[0] if model is None and len(models) == 1 else model
+        if name not in self._models:
+            possible = ", ".join(map(repr, models)) or "none: give model_list="
+            raise ConfigError(f"as_resource: model is {model!r}; the gateway serves {possible}")
         resource = ProxyLLM(
             endpoint=self.endpoint,
             model=name,
@@ -373,18 +376,6 @@ class LLMProxy(NamedOptions, KeepsArguments):
         as the token does. Its holder can call in this attempt only.
         """
         return attempt_key(self._token, rollout_id, attempt_id)
-
-    def _model_name(self, model: str | None) -> str:
-        """Return the name of the model; None: the only one. Raise ConfigError if the gateway does not serve it, or if
-        None leaves a choice.
-        """
-        models = list(self._models)
-        if model is None and len(models) == 1:
-            return models[0]
-        if model not in self._models:
-            possible = ", ".join(map(repr, models)) or "none: give model_list="
-            raise ConfigError(f"as_resource: model is {model!r}; the gateway serves {possible}")
-        return model
 
     # ---- attempts --------------------------------------------------------------------------------
 
@@ -546,7 +537,6 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return f"http://{netloc(reachable(self._access_host), self._listening_port())}"
 
     def _given_store(self) -> LightningStore:
-        """Return the store. Raise ConfigError if the gateway has none."""
         if self._store is None:
             raise ConfigError(
                 "the gateway has no store to record calls in; give store= or call set_store() before start()"
@@ -554,9 +544,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._store
 
     def _listen(self) -> socket.socket:
-        """Return a listening socket: a duplicate of the reserved one, or a new one whose port is remembered. Raise
-        GatewayError if the port is taken.
-        """
+        """Return a duplicate of the reserved socket, or a new one, whose port is remembered."""
         if self._reservation is not None:
             return self._reservation.listener.dup()
         try:
@@ -694,8 +682,7 @@ class RunningGateway(ABC):
         """Serve these models from the next call on."""
 
     @abstractmethod
-    def set_policy_version(self, model_name: str, version: int | None) -> None:
-        """Set the version of a model's weights."""
+    def set_policy_version(self, model_name: str, version: int | None) -> None: ...
 
     @abstractmethod
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None: ...
@@ -782,7 +769,6 @@ def _checked_store(store: Any) -> LightningStore:
 
 
 def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:
-    """Return the HTTP session for calls of upstreams, without a limit of connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_UPSTREAM_KEEP_ALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS),

@@ -86,7 +86,6 @@ class Unproven(ValueError):
 
 
 def span_of(call: ModelCall) -> Span:
-    """Return the call as a span."""
     attributes: Attributes = {semconv.GEN_AI_OPERATION: call.operation}
     if call.call_index is not None:
         attributes[semconv.CALL_INDEX] = call.call_index
@@ -115,8 +114,9 @@ def span_of(call: ModelCall) -> Span:
     if call.operation == "embeddings":
         name = semconv.EMBEDDINGS
     elif call.replayed is not None:
-        tokens = call.replayed.tokens
-        attributes |= _attributes_of_replay(call.replayed)
+        recorded, tokens = call.replayed.attributes, call.replayed.tokens
+        attributes |= {name: recorded[name] for name in _OF_ANSWER if name in recorded}
+        attributes |= {semconv.REPLAYED: True, semconv.REPLAY_OF: call.replayed.span_id}
     else:
         try:
             tokens = token_record(call)
@@ -144,16 +144,10 @@ def span_of(call: ModelCall) -> Span:
     )
 
 
-def _attributes_of_replay(recorded: Span) -> Attributes:
-    copied = {name: recorded.attributes[name] for name in _OF_ANSWER if name in recorded.attributes}
-    return {**copied, semconv.REPLAYED: True, semconv.REPLAY_OF: recorded.span_id}
-
-
 def token_record(call: ModelCall) -> TokenRecord:
-    """Return the exact tokens of a call.
+    """Return the exact tokens of a call. `logprobs` is None if the upstream returned none at all.
 
-    `logprobs` is None if the upstream returned none at all. Raise Unproven if anything else is missing, or if ids,
-    log-probabilities and usage disagree.
+    Raise Unproven if anything else is missing, or if ids, log-probabilities and usage disagree.
     """
     if call.error is not None:
         raise Unproven(f"the call failed: {call.error}")
@@ -165,7 +159,12 @@ def token_record(call: ModelCall) -> TokenRecord:
     choice = _only_choice(response)
     prompt_ids = _ids("prompt_token_ids", choice.get("prompt_token_ids") or response.get("prompt_token_ids"))
     response_ids = _ids("token_ids", choice.get("token_ids"))
-    _check_usage(response.get("usage"), len(prompt_ids), len(response_ids))
+    usage = response.get("usage")
+    if not isinstance(usage, dict):
+        raise Unproven("the upstream gave no usage to check the ids against")
+    for name, ids_ in (("prompt_tokens", prompt_ids), ("completion_tokens", response_ids)):
+        if (count := cast(Json, usage).get(name)) != len(ids_):
+            raise Unproven(f"usage counts {count!r} {name}, but the upstream gave {len(ids_)} ids")
     logprobs = _logprobs(choice.get("logprobs"), len(response_ids))
     versions = choice.get("policy_versions")
     if versions is not None:
@@ -204,16 +203,6 @@ def _ids(name: str, value: Any) -> list[int]:
     return ids_
 
 
-def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
-    """Raise Unproven unless the usage counts as many tokens as there are ids."""
-    if not isinstance(usage, dict):
-        raise Unproven("the upstream gave no usage to check the ids against")
-    counted = cast(Json, usage)
-    for name, n_ids in (("prompt_tokens", n_prompt), ("completion_tokens", n_response)):
-        if counted.get(name) != n_ids:
-            raise Unproven(f"usage counts {counted.get(name)!r} {name}, but the upstream gave {n_ids} ids")
-
-
 def _logprobs(value: Any, n_response: int) -> list[float] | None:
     """Return R log-probabilities, from `content[i].logprob` (chat) or `token_logprobs[i]` (completions); None if there
     are none. Raise Unproven if they cannot be read or are not R finite numbers.
@@ -235,7 +224,6 @@ def _logprobs(value: Any, n_response: int) -> list[float] | None:
 
 
 def _describe_request(request: Json, attributes: Attributes) -> None:
-    """Add the request's model, sampling parameters, messages and tools to a span's attributes."""
     if isinstance(model := request.get("model"), str):
         attributes[semconv.GEN_AI_REQUEST_MODEL] = _encodable(model)
     for name in _REQUEST_SETTINGS:
@@ -262,7 +250,6 @@ def input_messages(request: Json) -> Any:
 
 
 def _describe_response(response: Json, attributes: Attributes) -> None:
-    """Add the response's id, model, token counts, finish reasons and messages to a span's attributes."""
     for name, key in (("id", semconv.GEN_AI_RESPONSE_ID), ("model", semconv.GEN_AI_RESPONSE_MODEL)):
         if isinstance(value := response.get(name), str):
             attributes[key] = _encodable(value)
@@ -281,13 +268,11 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
     if isinstance(choices, list):
         found = [cast(Json, choice) for choice in cast(list[Any], choices) if isinstance(choice, dict)]
         attributes[semconv.GEN_AI_FINISH_REASONS] = [_encodable(str(choice.get("finish_reason"))) for choice in found]
-        attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text([_message(choice) for choice in found])
-
-
-def _message(choice: Json) -> Any:
-    if "message" in choice:
-        return choice["message"]
-    return {"role": "assistant", "content": choice.get("text")}
+        messages = [
+            choice["message"] if "message" in choice else {"role": "assistant", "content": choice.get("text")}
+            for choice in found
+        ]
+        attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text(messages)
 
 
 def _encodable(text: str) -> str:

@@ -257,15 +257,15 @@ class Relay:
         began = self.upstream_metrics.begin(model)
         try:
             await self._ask(exchange, model, retry)
-            healthy, failure = _is_healthy(exchange), exchange.fault
+            failure = exchange.fault
+            if exchange.status not in (None, HTTPStatus.TOO_MANY_REQUESTS):  # 429 limits the rate of calls, no more
+                healthy = exchange.status < 500 and failure is None
             if healthy is False and failure is None:
                 failure = UpstreamFailure("failed", exchange.call.error or f"it answered {exchange.status}")
         except _Retry as again:
             if again.status != HTTPStatus.TOO_MANY_REQUESTS:
-                healthy, failure = (
-                    False,
-                    UpstreamFailure("unreachable" if again.status is None else "failed", str(again)),
-                )
+                healthy = False
+                failure = UpstreamFailure("unreachable" if again.status is None else "failed", str(again))
             raise
         except _EngineLost as lost:
             healthy, failure = False, _failure(lost.refusal)
@@ -279,10 +279,7 @@ class Relay:
             self.upstream_metrics.end(model, began, healthy=healthy, failure=failure)
 
     async def _ask(self, exchange: Exchange, model: UpstreamModel, retry: _RetryOptions) -> None:
-        """Send the call to one server and pass its response on.
-
-        Raise _Retry if it may be sent again.
-        """
+        """Send the call to one server and pass its response on. Raise _Retry if it may be sent again."""
         call = exchange.call
         translation = self._translation(exchange, model)
         call.request = translation.chat if translation.seed is None else {**translation.chat, "seed": translation.seed}
@@ -586,21 +583,11 @@ def _failure(refusal: Refusal) -> UpstreamFailure:
     return UpstreamFailure(refusal.code.removeprefix("upstream_"), refusal.message)
 
 
-def _is_healthy(exchange: Exchange) -> bool | None:
-    """Return whether a response shows a healthy server: a status below 500 and a whole answer. None without a status,
-    or if the server only limits the rate of calls (429).
-    """
-    if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return None
-    return exchange.status < 500 and exchange.fault is None
-
-
 async def _one(piece: bytes) -> AsyncIterator[bytes]:
     yield piece
 
 
 def _cancelled(exchange: Exchange) -> Refusal:
-    """Return the reason for which a call was cancelled."""
     if exchange.attempt_over:
         return Refusal(
             410, "attempt_ended", "the attempt ended before the answer was whole: the agent did not wait for it"
@@ -617,7 +604,6 @@ def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
 
 
 def _parse_request(raw: bytes) -> dict[str, Any]:
-    """Return the request's JSON object. Raise Refusal if the body is none."""
     try:
         return parse_request(raw)
     except (ValueError, RecursionError) as error:

@@ -107,7 +107,6 @@ class Retries:
             self._drop(next(iter(self._tries)))
 
     def _drop(self, one: Try) -> None:
-        """Drop one kept call with its response, and the empty entries of its attempt."""
         del self._tries[one]
         self._n_bytes -= _ENTRY_BYTES + len(one.body)
         of_attempt = self._by_attempt[one.key]
@@ -119,5 +118,4 @@ class Retries:
 
 
 def _digest(path: str, raw: bytes) -> _Digest:
-    """Return a digest of a request's path and body, which is the same for a retry."""
     return blake2b(path.encode() + b"\0" + raw, digest_size=16).digest()

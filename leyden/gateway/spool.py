@@ -186,9 +186,8 @@ class Spool(Generic[T]):
         self._lengths = deque(map(len, lines))
 
     def drop(self, n: int) -> None:
-        """Remove `n` items from the front.
-
-        A file that cannot be changed keeps them, and a later process delivers them again.
+        """Remove `n` items from the front. A file that cannot be changed keeps them, and a later process delivers them
+        again.
         """
         self._start += sum(self._lengths.popleft() for _ in range(n))
         with contextlib.suppress(OSError):  # a full or read-only disk: the file stays as it is
@@ -196,17 +195,13 @@ class Spool(Generic[T]):
                 self._file.truncate(0)
                 self._start = self._end = 0
             elif self._start > max(_COMPACT_BYTES, self._end // 2):
-                self._compact()
-
-    def _compact(self) -> None:
-        """Rewrite the file without the delivered lines, so that a busy spool does not grow for ever."""
-        self._file.seek(self._start)
-        self._rewrite(self._file.read(self._end - self._start))
+                # Without the delivered lines, so that a busy spool does not grow for ever.
+                self._file.seek(self._start)
+                self._rewrite(self._file.read(self._end - self._start))
 
     def _rewrite(self, waiting: bytes) -> None:
-        """Replace the content of the file.
-
-        A file with a name is replaced by a new one, so that a crash loses nothing.
+        """Replace the content of the file. A file with a name is replaced by a new one, so that a crash loses
+        nothing.
         """
         if self.path is None:
             _write(self._file, waiting, 0)

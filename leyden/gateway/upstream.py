@@ -160,7 +160,6 @@ class UpstreamModel:
         return body
 
     def url(self, path: str) -> str:
-        """Return the URL of `path` (such as `chat/completions`) at the server."""
         return f"{self.endpoint.rstrip('/')}/{path}"
 
 

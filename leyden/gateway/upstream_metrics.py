@@ -182,7 +182,6 @@ def _status(model_name: str, address: str, server: _Server, now: float) -> Upstr
 
 
 def _metrics_of(status: UpstreamStatus) -> dict[str, float]:
-    """Return a server's status as metrics by name, without latencies that are None."""
     metrics: dict[str, float] = {
         "upstream_healthy": float(status.healthy),
         "upstream_requests": float(status.requests),
