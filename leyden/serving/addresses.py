@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _HEALTH_SECONDS = 2.0
 """Seconds that the gateway may take to answer a check."""
-_AWAY = "is away, so calls could not be recorded; start it again"
+_UNAVAILABLE = "is away, so calls could not be recorded; start it again"
 _REFUSED = "has another live_key, so it would refuse all calls; give it and the sessions the same LEYDEN_LIVE_KEY"
 
 
@@ -70,27 +70,26 @@ class ModelAddresses:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
             while True:
                 await asyncio.sleep(pause_seconds)
-                await self._look(http)
+                await self._poll(http)
 
     async def check(self) -> None:
         """Check once whether the gateway answers."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
-            await self._look(http)
+            await self._poll(http)
 
-    async def _look(self, http: aiohttp.ClientSession) -> None:
+    async def _poll(self, http: aiohttp.ClientSession) -> None:
         """Query the gateway's health once, and log a change."""
         try:
             async with http.get(self._check_url) as response:
-                why = _REFUSED if response.status == HTTPStatus.UNAUTHORIZED else None if response.ok else _AWAY
+                why = _REFUSED if response.status == HTTPStatus.UNAUTHORIZED else None if response.ok else _UNAVAILABLE
         except (aiohttp.ClientError, TimeoutError, OSError):
-            why = _AWAY
+            why = _UNAVAILABLE
         if why != self._why:
             level = logging.WARNING if why else logging.INFO
             logger.log(level, "the gateway at %s %s", self._gateway, why or "answers again")
         self._why = why
 
     def _at_gateway(self, resource: ResourceUnion, claim: str) -> ResourceUnion:
-        """Return a copy of a resource; a model's copy has the gateway's address with the rollout's claim."""
         if not isinstance(resource, LLM):
             return resource.model_copy()
         return LLM(
@@ -101,9 +100,6 @@ class ModelAddresses:
         )
 
     def _at_own_address(self, resource: ResourceUnion, version: VersionKey) -> ResourceUnion:
-        """Return a copy of a resource; a model's copy has the model's own address. Raise ConfigError if `models=` lacks
-        it.
-        """
         if not isinstance(resource, LLM):
             return resource.model_copy()
         model = (self._own or {}).get(resource.model)

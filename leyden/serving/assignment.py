@@ -30,19 +30,8 @@ NO_USER = "no_user"
 """The metadata of a request without a user, which counts for no canary."""
 _NOBODY = frozenset(
     (
-        *(
-            "null",
-            "none",
-            "nil",
-            "undefined",
-            "nan",
-            "n/a",
-            "anonymous",
-            "anon",
-            "guest",
-            "unknown",
-            str(uuid.UUID(int=0)),
-        ),
+        *("null", "none", "nil", "undefined", "nan", "n/a", "anonymous", "anon", "guest", "unknown"),
+        str(uuid.UUID(int=0)),
         *("false", "[objectobject]", "{}", "[]", '""', "''", "(null)", "<null>", "-", "?"),
     )
 )
@@ -76,7 +65,6 @@ class AssignmentRule:
     rollout."""
 
     def fits(self, task_type: str | None, quality: float | None) -> bool:
-        """Return whether the rule is for a request with this task type and required quality."""
         of_type = self.task_type is None or self.task_type == task_type
         return of_type and (self.min_quality is None or (quality is not None and quality >= self.min_quality))
 
@@ -96,12 +84,9 @@ class CanaryShare:
 
 @dataclass(frozen=True)
 class Assigned:
-    """The arm, version and policy that one request was assigned to."""
-
     arm: str
     """`control`, or the label of the canary."""
     label: str
-    """The label of the version."""
     version: VersionKey
     policy: str | None
     """The policy of the rule that applied."""
@@ -165,25 +150,20 @@ class Assignment:
                 f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with AssignmentRule(), which fits every request"
             )
         canary = labels.get(rule.canary)
-        if canary is not None and user is not None and self._has_canary(key, user, (shares or {}).get(canary), now):
-            return Assigned(rule.canary, rule.canary, canary, rule.policy)
+        if canary is not None and user is not None:
+            percent, salt = self.canary_percent, self.salt
+            if (given := (shares or {}).get(canary)) is not None:
+                ended = given.until is not None and (unix_time() if now is None else now) >= given.until
+                percent = 0.0 if ended else min(100 * given.share, 100 - self.min_control_percent)
+                salt = given.salt
+            if place_of(key, user, salt) < percent:
+                return Assigned(rule.canary, rule.canary, canary, rule.policy)
         if rule.label not in labels:
             raise ConfigError(
                 f"no version has the label {rule.label!r}; put it on one with `leyden resources promote ID VERSION --label "
                 f"{rule.label}`, or LightningStore.set_label"
             )
         return Assigned(CONTROL, rule.label, labels[rule.label], rule.policy)
-
-    def _has_canary(self, key: str, user: str, given: CanaryShare | None, now: float | None) -> bool:
-        """Return whether a user gets the canary.
-
-        given: its release's share; None: it has no release.
-        """
-        if given is None:
-            return place_of(key, user, self.salt) < self.canary_percent
-        if given.until is not None and (unix_time() if now is None else now) >= given.until:
-            return False
-        return place_of(key, user, given.salt) < min(100 * given.share, 100 - self.min_control_percent)
 
 
 class Users:
@@ -221,9 +201,16 @@ class Users:
                 text,
             )
             return None
+        number = hash(text)
         with self._lock:
-            self._count(hash(text))
-            top = self._counts[hash(text)]
+            self._latest.append(number)
+            self._counts[number] += 1
+            if len(self._latest) > _WINDOW:
+                oldest = self._latest.popleft()
+                self._counts[oldest] -= 1
+                if not self._counts[oldest]:
+                    del self._counts[oldest]
+            top = self._counts[number]
             seen = len(self._latest)
         if seen >= _MIN_SEEN and top > _MAX_SHARE * seen:
             self._warn(
@@ -234,15 +221,6 @@ class Users:
                 seen,
             )
         return text
-
-    def _count(self, user: int) -> None:
-        self._latest.append(user)
-        self._counts[user] += 1
-        if len(self._latest) > _WINDOW:
-            oldest = self._latest.popleft()
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
 
     def _warn(self, about: str, message: str, *arguments: object) -> None:
         with self._lock:

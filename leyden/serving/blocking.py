@@ -27,7 +27,6 @@ from leyden.types import (
     Attempt,
     AttemptedRollout,
     NamedResources,
-    ResourcesUpdate,
     Rollout,
     Span,
 )
@@ -41,7 +40,6 @@ class QueuedRollout(AttemptedRollout):
 
     @property
     def id(self) -> str:
-        """The rollout's id, `rollout_id`."""
         return self.rollout_id
 
     @property
@@ -138,7 +136,8 @@ class BlockingStore:
         tried, such as a canary, is never taken for the released one. The method of `LightningStore` with this name
         knows no labels.
         """
-        return _named(self._call("get_labelled_resources", _PRODUCTION) or self._call("get_latest_resources"))
+        found = self._call("get_labelled_resources", _PRODUCTION) or self._call("get_latest_resources")
+        return None if found is None else found.resources
 
     def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> NamedResources:
         """Return one version of resources by name, by default the newest.
@@ -201,7 +200,7 @@ class BlockingStore:
 class BlockingAlgorithm:
     """An algorithm that learns from recorded spans each time `optimize` is called.
 
-    It trains in a store of its own, in memory, so that no process that serves users claims its rollouts.
+    It trains in a separate store in memory, so that no process that serves users claims its rollouts.
     """
 
     def __init__(self, algorithm: Any, agent: LitAgent[Any], store: BlockingStore, **options: Any) -> None:
@@ -226,37 +225,27 @@ class BlockingAlgorithm:
             spans.setdefault(span.rollout_id, []).append(span)
         rollouts = self._recorded.query_rollouts(rollout_id_in=list(spans))
         tasks = list({json_text(each.input, "the input of a rollout"): each.input for each in rollouts}.values())
-        options: dict[str, Any] = {"initial_resources": self._initial(), "progress": False, **self._options}
+        initial = self._recorded.get_latest_resources()
+        options: dict[str, Any] = {"initial_resources": initial, "progress": False, **self._options}
+        names = ["train_dataset", "val_dataset"]
+        if isinstance(self._algorithm, FunctionalAlgorithm):
+            parameters = inspect.signature(self._algorithm.function).parameters
+            names = [name for name in names if name in parameters]
         memory = InMemoryLightningStore()
         with BlockingStore(memory) as training:
             for rollout in rollouts:
                 _copy(training, rollout, spans[rollout.rollout_id])
-            datasets: dict[str, Any] = dict.fromkeys(self._datasets(), tasks)
-            fit = Trainer(algorithm=self._algorithm, store=memory, **options).fit(self._agent, **datasets)
-            return self._resources_of(fit.result, training)
-
-    def _datasets(self) -> list[str]:
-        names = ["train_dataset", "val_dataset"]
-        if not isinstance(self._algorithm, FunctionalAlgorithm):
-            return names
-        return [name for name in names if name in inspect.signature(self._algorithm.function).parameters]
-
-    def _initial(self) -> NamedResources | None:
-        return self._recorded.get_latest_resources()
-
-    def _resources_of(self, result: Any, training: BlockingStore) -> NamedResources:
-        """Return the resources of an algorithm's result: the result itself if it is a mapping, else the stored ones
-        with the result's `resources_id` and `version`.
-        """
-        if isinstance(result, Mapping):
-            return dict(cast(NamedResources, result))
-        resources_id, version = getattr(result, "resources_id", None), getattr(result, "version", None)
-        if resources_id is None:
-            raise ConfigError(
-                f"the algorithm's result is {result!r:.80}, which has no resources; return a dict of resources from run(), "
-                "or use an algorithm whose result names some, such as APO, GEPA or FewShot"
-            )
-        return training.get_resources_by_id(resources_id, version=version)
+            datasets: dict[str, Any] = dict.fromkeys(names, tasks)
+            result = Trainer(algorithm=self._algorithm, store=memory, **options).fit(self._agent, **datasets).result
+            if isinstance(result, Mapping):
+                return dict(cast(NamedResources, result))
+            resources_id, version = getattr(result, "resources_id", None), getattr(result, "version", None)
+            if resources_id is None:
+                raise ConfigError(
+                    f"the algorithm's result is {result!r:.80}, which has no resources; return a dict of resources from "
+                    "run(), or use an algorithm whose result names some, such as APO, GEPA or FewShot"
+                )
+            return training.get_resources_by_id(resources_id, version=version)
 
 
 def _copy(training: BlockingStore, rollout: Rollout, spans: Sequence[Span]) -> None:
@@ -265,7 +254,3 @@ def _copy(training: BlockingStore, rollout: Rollout, spans: Sequence[Span]) -> N
     training.add_span(rollout.rollout_id, spans)
     if rollout.finished:
         training.update_attempt(**ids, status=rollout.status)
-
-
-def _named(update: ResourcesUpdate | None) -> NamedResources | None:
-    return None if update is None else update.resources

@@ -81,7 +81,7 @@ class Outbox:
         self._refused = 0
 
     def __len__(self) -> int:
-        """Return the number of records that are not in the store yet, without those set aside."""
+        """Return the number of records that are not in the store yet, without the dead letters."""
         return len(self._spool) + len(self.unknown)
 
     @property
@@ -161,7 +161,14 @@ class Outbox:
             self.store_error, failures = None, 0
             with self._lock:
                 later = self._wait_for_rollouts(written.unknown) + self._to_dead_letters([*failed, *written.refused])
-                moved = self._move_back(later, len(batch))
+                moved = True
+                try:
+                    # The file's largest size does not apply, because these records were within it already.
+                    self._spool.append(later, bounded=False)
+                    self._spool.drop(len(batch))
+                except GatewayError as error:  # no room on the disk: nothing was added, and the batch stays in front
+                    logger.warning("records that cannot be written yet stay at the front: %s", error)
+                    moved = False
             if moved:
                 wait = {id(record) for record in (*later, *written.unknown)}
                 done = [each for each in batch if _is_unproven(each) and id(each) not in wait]
@@ -199,14 +206,14 @@ class Outbox:
             return unknown
 
     def _to_dead_letters(self, failed: list[tuple[OutboxRecord, Exception]]) -> list[OutboxRecord]:
-        """Move records that the store fails on or refuses to their own file. If they do not fit, drop the refused ones,
-        and return the others.
+        """Move records that the store fails on or refuses to the dead letters. If they do not fit, drop the refused
+        ones, and return the others.
         """
         if not failed:
             return []
         records = [record for record, _ in failed]
-        said = f"{self._store.url} fails on {len(records)} records, such as one of rollout {records[0].rollout_id!r}"
-        left = failed[self.dead_letters.append(records, said, failed[0][1]) :]
+        failure = f"{self._store.url} fails on {len(records)} records, such as one of rollout {records[0].rollout_id!r}"
+        left = failed[self.dead_letters.append(records, failure, failed[0][1]) :]
         refused = [record for record, error in left if is_refusal(error)]
         if refused:
             self._refused += len(refused)
@@ -216,20 +223,6 @@ class Outbox:
                 refused[0].rollout_id,
             )
         return [record for record, error in left if not is_refusal(error)]
-
-    def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
-        """Remove the first `count` records, and append those of `later` behind the others. Return False, and change
-        nothing, if the disk has no room for them.
-
-        The file's largest size does not apply, because these records were within it already.
-        """
-        try:
-            self._spool.append(later, bounded=False)
-        except GatewayError as error:  # nothing was added, and the batch stays at the front
-            logger.warning("records that cannot be written yet stay at the front: %s", error)
-            return False
-        self._spool.drop(count)
-        return True
 
     async def _write(self, batch: list[OutboxRecord]) -> _Written:
         """Write records to the store, and return those that it does not take. Raise the store's error if it is away or
@@ -244,7 +237,11 @@ class Outbox:
         along. Their order stays, because the last feedback of a source counts.
         """
         try:
-            return await self._add(records)
+            if live := [record for record in records if isinstance(record, LiveRollout)]:
+                await self._store.record_live_rollouts(live)
+            if feedback := [record for record in records if isinstance(record, Feedback)]:
+                await self._store.add_many_feedback(feedback)
+            return
         except StoreClosed:
             raise
         except Exception as error:
@@ -257,7 +254,7 @@ class Outbox:
             await self._write_into(written, part)
 
     async def _write_late(self, record: OutboxRecord) -> None:
-        """Write feedback whose rollout the store did not know, or set it aside if the store fails on it. Raise
+        """Write feedback whose rollout the store did not know; if the store fails on it, it is a dead letter. Raise
         UnknownRollout if the rollout is still unknown, and the store's error if the store is away or full.
         """
         written = await self._write([record])
@@ -267,17 +264,9 @@ class Outbox:
             raise StoreError(f"{self._store.url} fails on feedback about rollout {record.rollout_id!r}")
 
     async def _retry(self, record: OutboxRecord) -> bool:
-        """Write a record that was set aside. Return whether it stays there. Raise the store's error if it is away or
-        full.
-        """
+        """Write a dead letter, and return whether it remains one. Raise the store's error if it is away or full."""
         written = await self._write([record])
         return bool(written.failed or written.refused or self._wait_for_rollouts(written.unknown))
-
-    async def _add(self, records: list[OutboxRecord]) -> None:
-        if live := [record for record in records if isinstance(record, LiveRollout)]:
-            await self._store.record_live_rollouts(live)
-        if feedback := [record for record in records if isinstance(record, Feedback)]:
-            await self._store.add_many_feedback(feedback)
 
 
 @dataclass(slots=True)

@@ -93,7 +93,11 @@ class ReleasedVersions:
         """
         labels = await self._labels()
         while True:
-            shares = await self._shares(set(labels.values()))
+            releases = await self._store.query_releases(state_in=[_CANARY_STATE])
+            of_canaries = {each.canary_version: _share_of(each) for each in releases}
+            shares = {
+                version: share for version in set(labels.values()) if (share := of_canaries.get(version)) is not None
+            }
             if (again := await self._labels()) == labels:  # unchanged, so labels and shares belong together
                 break
             labels = again
@@ -132,16 +136,10 @@ class ReleasedVersions:
                 await asyncio.sleep(pause_seconds)
 
     def _words(self, error: Exception) -> str:
-        """Return an error's message, or one about the store if it has none."""
         return str(error) or f"{self._store.url} does not answer; does it run?"
 
     async def _labels(self) -> dict[str, VersionKey]:
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
-
-    async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
-        releases = await self._store.query_releases(state_in=[_CANARY_STATE])
-        given = {each.canary_version: _share_of(each) for each in releases if each.canary_version in versions}
-        return {version: share for version, share in given.items() if share is not None}
 
 
 class _ReleasedFile:

@@ -125,7 +125,6 @@ class ServingApp:
             await self._serve(scope, receive, counted)
 
     def _metrics(self) -> Iterator[Metric]:
-        """Yield the metrics of the page `/metrics`."""
         status = self._session.status()
         for name, about, value in (
             ("store_is_away", "1 while labels are not read or records not written.", status.store_is_away),
@@ -165,7 +164,6 @@ class ServingApp:
             await _send_error(send, 500, "an unexpected error; the log of `leyden serve` has the details")
 
     async def _reply(self, scope: Scope, receive: Receive) -> HttpReply:
-        """Return a successful response. Raise Refusal for a wrong token, path or method."""
         self._guard.check(scope)
         path = raw_path(scope)
         if path == pages.HEALTH:
@@ -187,9 +185,6 @@ class ServingApp:
         return HttpReply(200, to_json(await parsed(body, post)), JSON)
 
     def _begin(self, body: bytes) -> dict[str, Any]:
-        """Begin a rollout for a user's request. Return its id, its claim for the gateway, the assigned version and the
-        resources to use.
-        """
         asked = BeginRequest.model_validate_json(body)
         served = self._session.begin(
             asked.input, user=asked.user, task_type=asked.task_type, quality=asked.quality, metadata=asked.metadata

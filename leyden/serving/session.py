@@ -373,7 +373,6 @@ class OnlineSession:
         return feedback
 
     def status(self) -> SessionStatus:
-        """Return the versions that the session serves, and whether the store, the gateway or records are missing."""
         outbox = self._outbox
         store_error = (None if outbox is None else outbox.store_error) or self._released.store_error
         return SessionStatus(
@@ -400,9 +399,7 @@ class OnlineSession:
     # ---- behind the requests ---------------------------------------------------------------------
 
     async def _begin(self, outbox: Outbox) -> None:
-        """Load the released versions, check the gateway, and start the background tasks: delivery, records set aside,
-        feedback about unknown rollouts, versions, addresses.
-        """
+        """Load the released versions, check the gateway, and start the background tasks."""
         await self._released.begin(_START_SECONDS)
         await self._addresses.check()
         pause_seconds = self._refresh_seconds
@@ -429,7 +426,6 @@ class OnlineSession:
             self._lost += 1
 
     def _running(self) -> Outbox:
-        """Return the outbox. Raise ConfigError if the session is not running."""
         if self._outbox is None or self._thread is None:
             raise ConfigError("the session is not running; call start() or use `with OnlineSession(...) as session:`")
         return self._outbox
@@ -437,5 +433,5 @@ class OnlineSession:
 
 def _first_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {fault_reason(first)}" if place else fault_reason(first)
+    field = ".".join(map(str, first["loc"]))
+    return f"{field}: {fault_reason(first)}" if field else fault_reason(first)

@@ -69,7 +69,6 @@ class UnknownRollouts:
         self._take(spool.lines(), None)
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self._waiting)
 
     def add(self, lines: Sequence[bytes]) -> int:
@@ -129,7 +128,12 @@ class UnknownRollouts:
                 try:
                     await self._write(record)
                 except UnknownRollout:
-                    if self._wait_again(each):
+                    now = time.monotonic()
+                    if each.since is None:
+                        each.since = now
+                    if now - each.since < _UNKNOWN_SECONDS:
+                        each.pause = min(2 * each.pause, _MAX_SECONDS)
+                        each.due = now + each.pause
                         continue
                     expired.append(record.rollout_id)
                 done.append(each)
@@ -145,17 +149,6 @@ class UnknownRollouts:
                     _UNKNOWN_SECONDS,
                     expired[0],
                 )
-
-    def _wait_again(self, each: _Waiting) -> bool:
-        """Set the time of a record's next try. Return False if it has waited for long enough."""
-        now = time.monotonic()
-        if each.since is None:
-            each.since = now
-        if now - each.since >= _UNKNOWN_SECONDS:
-            return False
-        each.pause = min(2 * each.pause, _MAX_SECONDS)
-        each.due = now + each.pause
-        return True
 
     def _remove(self, done: Sequence[_Waiting]) -> None:
         """Remove records from memory, and from the file once they are half of it. Until then, the next process delivers

@@ -108,12 +108,25 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
         faults.append(f"{after:.0%} of its tasks fail, instead of {before:.0%}")
     gained = "its rewards were not compared"
     if settings.min_gain is not None:
-        fault, gained, gain = _gain(settings, settings.min_gain, _rewards(old), _rewards(new))
-        numbers |= gain
-        faults += [fault] if fault else []
+        rewards_before, rewards_after = _rewards(old), _rewards(new)
+        if rewards_before.keys() & rewards_after.keys():
+            difference = compare(rewards_before, rewards_after)
+            numbers["gain"] = difference.difference.mean
+            gained = f"the reward on held-out tasks differs by {difference}"
+            if numbers["gain"] < settings.min_gain:
+                faults.append(f"{gained}, and at least {settings.min_gain:g} is required")
+            elif settings.sure and not difference.is_sure:
+                faults.append(f"{gained}, which may be chance; measure more tasks (n_tasks), or give sure=False")
+        else:
+            gained = ""
+            faults.append("no task has a reward for both versions; let the agent return one, or give min_gain=None")
     limits: dict[Amount, float | None] = {"seconds": settings.max_slowdown, "cost": settings.max_cost_rise}
     for amount, limit in limits.items():
-        before_by_task, after_by_task = _of_both(_amounts(old, amount), _amounts(new, amount))
+        before_by_task, after_by_task = _amounts(old, amount), _amounts(new, amount)
+        both = sorted(before_by_task.keys() & after_by_task.keys())
+        before_by_task, after_by_task = (
+            {task: each[task] for task in both} for each in (before_by_task, after_by_task)
+        )
         if sum(before_by_task.values()) <= 0:
             continue
         ratio = numbers[f"{amount}_ratio"] = sum(after_by_task.values()) / sum(before_by_task.values())
@@ -125,26 +138,6 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
             faults.append(f"its mean {name} is {figure(ratio, 3)} times as large, and {limit:g} is the limit")
     finite = {name: number for name, number in numbers.items() if math.isfinite(number)}  # the store takes no other
     return GateReport(not faults, faults[0] if faults else gained, finite)
-
-
-def _gain(
-    settings: GateSettings, least: float, before: Rewards, after: Rewards
-) -> tuple[str | None, str, dict[str, float]]:
-    """Compare the rewards. Return the fault, or None if the difference suffices; the difference as text; and its
-    numbers.
-
-    least: the least difference of the mean rewards.
-    """
-    if not before.keys() & after.keys():
-        return "no task has a reward for both versions; let the agent return one, or give min_gain=None", "", {}
-    difference = compare(before, after)
-    gain = difference.difference.mean
-    said = f"the reward on held-out tasks differs by {difference}"
-    if gain < least:
-        return f"{said}, and at least {least:g} is required", said, {"gain": gain}
-    if settings.sure and not difference.is_sure:
-        return f"{said}, which may be chance; measure more tasks (n_tasks), or give sure=False", said, {"gain": gain}
-    return None, said, {"gain": gain}
 
 
 def _rewards(outcomes: Sequence[TaskOutcome]) -> Rewards:
@@ -169,9 +162,3 @@ def _amounts(outcomes: Sequence[TaskOutcome], amount: Amount) -> dict[int, float
         if value is not None and not outcome.failed:
             found.setdefault(outcome.task, []).append(value)
     return {task: mean_of(values) for task, values in found.items()}
-
-
-def _of_both(first: dict[int, float], second: dict[int, float]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return both mappings without the tasks that only one of them has."""
-    tasks = sorted(first.keys() & second.keys())
-    return {task: first[task] for task in tasks}, {task: second[task] for task in tasks}

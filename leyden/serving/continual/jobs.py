@@ -1,7 +1,7 @@
-"""The work of a cycle, as jobs for a process of their own: train a candidate, and measure two versions.
+"""The work of a cycle, as jobs for a separate process: train a candidate, and measure two versions.
 
-A job runs a `Trainer`, with a run folder and a store of its own inside the cycle's folder. So it never writes to
-production's store, can be watched like any run (`leyden show`), and continues after a crash.
+A job runs a `Trainer`, whose run folder and store are inside the cycle's folder. So it never writes to production's
+store, can be watched like any run (`leyden show`), and continues after a crash.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class _TrainerJob:
 
 @dataclass
 class TrainJob(_TrainerJob):
-    """Trains a candidate on recorded requests. The result is {"candidate": its resources as JSON, or None if there is
-    nothing to try}.
-    """
+    """Trains a candidate on recorded requests."""
 
     algorithm: Any
     production: NamedResources
@@ -126,11 +124,11 @@ class TrainJob(_TrainerJob):
             return {**self.production, **_without_models(result.resources)}
         if isinstance(result, Mapping):
             return RESOURCES.validate_python({**self.production, **result})
-        place = getattr(result, "resources_id", None), getattr(result, "version", None)
-        if isinstance(place[0], str) and isinstance(place[1], int):  # a PromptResult, for example
+        resources_id, version = getattr(result, "resources_id", None), getattr(result, "version", None)
+        if isinstance(resources_id, str) and isinstance(version, int):  # a PromptResult, for example
             assert self._trainer is not None and self._trainer.store is not None
             async with self._trainer.store as store:
-                update = await store.get_resources_by_id(place[0], version=place[1])
+                update = await store.get_resources_by_id(resources_id, version=version)
             return {**self.production, **_without_models(update.resources)}
         raise ConfigError(
             f"the algorithm returned {result!r:.200}, from which no candidate can be made; return named resources, a "
@@ -151,7 +149,6 @@ class MeasureJob(_TrainerJob):
     replicas: int
 
     async def run(self) -> Any:
-        """Run both versions, and return the `Measurement`."""
         algorithm = _Measure(self.production, self.candidate, self.replicas)
         algorithm.uses_gateway = "llm_proxy" in self.options
         summary = await self._fit(algorithm, self.production, list(self.tasks))
@@ -173,7 +170,6 @@ class _Measure(Algorithm):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> BaseModel:
-        """Run every task `replicas` times with each version, and return the outcomes of both."""
         tasks, run_id, store = train_dataset or (), self.get_run().run_id, self.get_store()
         requests: list[EnqueueRolloutRequest] = []
         for side, resources in self.versions.items():

@@ -73,14 +73,14 @@ _WHO: Final = "continual"
 """The author of this module's changes in the audit log."""
 _PAGE: Final = 1000
 """The number of feedback entries that are read at a time."""
-_KEPT: Final = 10_000
+_MAX_REWARDS: Final = 10_000
 """The number of latest rewards that are kept, to find the beginning of a drop among them."""
 _DATA: Final = "data.json"
 """The file, in a cycle's folder, with the requests that the cycle learns from."""
 _RELEASE: Final = "-release"
 """The end of the id of a release, which begins with the id of its cycle."""
-_WHY_LENGTH: Final = 2000
-"""The most characters of a reason that a process of its own gave, such as its last words."""
+_MAX_REASON: Final = 2000
+"""The most characters of a reason that a process gave, such as its last words."""
 _NO_RANKS: Final = RankHistory()
 """`REWARD` needs no history of ranks to be scaled."""
 
@@ -120,8 +120,8 @@ class CycleStatus:
 class ContinualLearning:
     """Learns from the requests in production, and releases the results, cycle after cycle.
 
-    Only a canary's promotion changes production. The algorithm runs in a process of its own, within `limits`, on a
-    store of its own; a failure there ends the cycle, with the error as its reason.
+    Only a canary's promotion changes production. The algorithm runs in a separate process and store, within `limits`; a
+    failure there ends the cycle, with the error as its reason.
 
     `async with` locks the folder, `run()` works until it is cancelled, and `step()` does the work that is due now. A
     crash loses nothing: the next `run()` on the same store continues in the cycle's state, and an interrupted training
@@ -309,9 +309,7 @@ class ContinualLearning:
         return _status(cycle, reason)
 
     async def _train(self, cycle: Release) -> CycleStatus:
-        """Search for a candidate in a process of its own, and begin the candidate's release; end the cycle if there is
-        none.
-        """
+        """Search for a candidate, and begin the candidate's release; end the cycle if there is none."""
         store = self._store
         try:
             release = await store.get_release(cycle.release_id + _RELEASE)
@@ -322,9 +320,8 @@ class ContinualLearning:
                 return ended
             base = cycle.canary_version
             if (now_there := await self._production()) != base:
-                return await self._give_up(
-                    cycle, f"production was moved from {_name(base)} to {_name(now_there)} meanwhile"
-                )
+                why = f"production was moved from {_name(base)} to {_name(now_there)} meanwhile"
+                return await self._advance(cycle, "give_up", why)
             data = await self._data_of(cycle)
             production = (await store.get_resources_by_id(base[0], version=base[1])).resources
             folder = self._folder_of(cycle)
@@ -334,12 +331,12 @@ class ContinualLearning:
             try:
                 found = await self._run(job, "train", cycle)
             except ChildDied as error:
-                return await self._give_up(cycle, str(error))
+                return await self._advance(cycle, "give_up", str(error))
             if found is None:
                 return _status(cycle, "the training has ended with the cycle")
             version, why = await self._publish(cycle, production, found["candidate"])
             if version is None:
-                return await self._give_up(cycle, why)
+                return await self._advance(cycle, "give_up", why)
             release = await begin(
                 store,
                 cycle.release_id + _RELEASE,
@@ -411,7 +408,7 @@ class ContinualLearning:
 
     async def _give_to_canary(self, release: Release, why: str, details: Mapping[str, Any]) -> CycleStatus:
         """Make the release the canary, or stop it if a person has moved the label or frozen the version."""
-        why = storable(why, limit=_WHY_LENGTH)
+        why = storable(why, limit=_MAX_REASON)
         try:
             release = await start_canary(self._store, release, self._canary, details=details, who=_WHO, why=why)
         except (LabelMoved, VersionFrozen) as error:
@@ -431,9 +428,6 @@ class ContinualLearning:
             return await self._advance(row, "deadline", why)
         return None
 
-    async def _give_up(self, cycle: Release, why: str) -> CycleStatus:
-        return await self._advance(cycle, "give_up", why)
-
     async def _advance(
         self,
         row: Release,
@@ -446,7 +440,7 @@ class ContinualLearning:
 
         why: the reason, for the audit log and the status, of any length.
         """
-        why = storable(why, limit=_WHY_LENGTH)
+        why = storable(why, limit=_MAX_REASON)
         row = await advance(
             self._store, row, event, details={**(details or {}), "why": why}, deadline=deadline, who=_WHO, why=why
         )
@@ -455,8 +449,7 @@ class ContinualLearning:
     # ---- work ------------------------------------------------------------------------------------
 
     async def _measure(self, release: Release, name: str, tasks: list[Any], gate: GateSettings) -> GateReport | None:
-        """Measure production and candidate on tasks in a process of its own, and return the report; None if the release
-        has ended meanwhile.
+        """Measure production and candidate on tasks, and return the report; None if the release has ended meanwhile.
 
         name: names the run's folder and log. If the process fails or dies, the candidate has failed the check.
         """
@@ -474,7 +467,7 @@ class ContinualLearning:
         return None if found is None else check(gate, Measurement.model_validate(found))
 
     async def _run(self, job: Job, name: str, row: Release) -> Any:
-        """Run a job in a process of its own, and return its result; None if the cycle or release `row` has ended
+        """Run a job in a separate process, and return its result; None if the cycle or release `row` has ended
         meanwhile, the kill switch is on or the time is over.
         """
 
@@ -554,7 +547,6 @@ class ContinualLearning:
         return self._folder / cycle.release_id
 
     async def _production(self) -> Version | None:
-        """Return the version in production; None if the label is on none."""
         labels = {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
         return labels.get(PRODUCTION)
 
@@ -575,7 +567,7 @@ class _Rewards:
         """The sequence id of the last feedback that was read."""
         self._reset = False
         """Whether the count and the evidence have begun anew after the last cycle."""
-        self._latest: deque[tuple[str, float, float]] = deque(maxlen=_KEPT)
+        self._latest: deque[tuple[str, float, float]] = deque(maxlen=_MAX_REWARDS)
         """Rollout, time and reward of the latest feedback, also from before the last cycle."""
 
     async def read(self, store: LightningStore, version: Version, ended: float | None) -> TriggerState:
@@ -586,7 +578,10 @@ class _Rewards:
             was no cycle.
         """
         if self._of != (version, ended):
-            since = await _began(store) if ended is None else ended
+            since = ended
+            if since is None:  # when the label was moved last
+                records = await store.query_audit(label=PRODUCTION, limit=1)
+                since = records[0].time if records else unix_time()
             self._of, self._state, self._after, self._reset = (version, ended), TriggerState(since=since), None, False
             self._latest.clear()
         while True:
@@ -626,14 +621,7 @@ class _Rewards:
             return received
 
 
-async def _began(store: LightningStore) -> float:
-    """Return when the label `production` was moved last, in Unix seconds; the present time if never."""
-    records = await store.query_audit(label=PRODUCTION, limit=1)
-    return records[0].time if records else unix_time()
-
-
 def _name(version: Version | None) -> str:
-    """Return a version as text, in the form that the command line takes: id and number."""
     return "no version" if version is None else f"{version[0]} {version[1]}"
 
 

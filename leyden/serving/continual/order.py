@@ -5,7 +5,7 @@ too many bad ones early. So the outcome of a request is passed on only after tho
 the values that have not arrived within the waiting time. The order then does not depend on when values arrive.
 
 Arms are drawn once for each key (a user, a session), so only the *first* request of each key
-counts: later ones have the same arm with certainty, and are no draws of their own.
+counts: later ones have the same arm with certainty, and are no further draws.
 
 This module knows no store. Times are seconds on any one clock.
 """
@@ -48,7 +48,6 @@ class RequestOrder:
         """The number of values that arrived for a request that was passed on or left out."""
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._requests)
 
     def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:

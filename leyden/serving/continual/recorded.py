@@ -52,13 +52,13 @@ class RecordedTasks(Sequence[Any]):
         return len(self.records)
 
     @overload
-    def __getitem__(self, place: int) -> Any: ...
+    def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, place: slice) -> RecordedTasks: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        if isinstance(place, slice):
-            return RecordedTasks(self.records[place])
-        return self.records[place].input
+    def __getitem__(self, index: slice) -> RecordedTasks: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return RecordedTasks(self.records[index])
+        return self.records[index].input
 
     def __iter__(self) -> Iterator[Any]:
         return (record.input for record in self.records)
@@ -122,7 +122,7 @@ async def read_data(
     ]
     new = [record for record in found if not record.replayed][: settings.new_tasks]
     older = sorted(
-        (record for record in found if record.replayed), key=lambda record: _place(cycle_id, record.rollout_id)
+        (record for record in found if record.replayed), key=lambda record: _share(cycle_id, record.rollout_id)
     )
     n_older = round(len(new) * settings.replayed / (1 - settings.replayed))
     return _split([*new, *older[:n_older]], settings)
@@ -146,12 +146,12 @@ def _split(records: Sequence[RecordedTask], settings: DataSettings) -> LearningD
     known: set[str] = set()
     for record in records:
         content = json.dumps(record.input, sort_keys=True, ensure_ascii=False)
-        place = _place("task", content)
-        if place < settings.held_out:
+        share = _share("task", content)
+        if share < settings.held_out:
             if content not in known:
                 known.add(content)
                 data.held_out.append(record)
-        elif place < settings.held_out + settings.validation:
+        elif share < settings.held_out + settings.validation:
             data.validation.append(record)
         else:
             data.train.append(record)
@@ -199,6 +199,7 @@ async def _counted_feedback(
     return {rollout_id: list(counted.values()) for rollout_id, counted in found.items()}
 
 
-def _place(*names: str) -> float:
+def _share(*names: str) -> float:
+    """Return a number in [0, 1) that is uniform over texts and equal for equal ones."""
     digest = hashlib.sha256("\x1f".join(names).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -101,7 +101,6 @@ def learned(state: TriggerState, now: float) -> TriggerState:
 
 
 def is_drop(drift: Drift, state: TriggerState) -> bool:
-    """Return whether the evidence of a drop reaches the threshold, the logarithm of `run_length`."""
     return state.change.log_e >= math.log(drift.run_length)
 
 
@@ -111,14 +110,14 @@ def drop_at(rewards: Sequence[float]) -> int:
     A split divides the rewards into two parts, each with its own mean. Among the splits whose second mean is lower, the
     one with the smallest sum of squared errors is chosen, which is the one with the largest `drop**2 * count * rest`.
     """
-    total, before, place, most = sum(rewards), 0.0, 0, 0.0
+    total, before, index, largest = sum(rewards), 0.0, 0, 0.0
     for count in range(1, len(rewards)):
         before += rewards[count - 1]
         rest = len(rewards) - count
         drop = before / count - (total - before) / rest
-        if drop > 0 and (explained := drop * drop * count * rest) > most:
-            place, most = count, explained
-    return place
+        if drop > 0 and (explained := drop * drop * count * rest) > largest:
+            index, largest = count, explained
+    return index
 
 
 def reason_to_learn(trigger: Trigger, state: TriggerState, now: float) -> str | None:

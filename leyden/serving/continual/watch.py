@@ -60,7 +60,7 @@ def user_of(rollout: Rollout) -> str:
     """Return the key by which the request was assigned to an arm.
 
     It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without either, it is the
-    rollout's id, so that each request counts as a user of its own.
+    rollout's id, so that each request counts as another user.
     """
     user = rollout.metadata.get("user_hash", rollout.metadata.get("user"))
     return rollout.rollout_id if user is None else str(user)
@@ -144,13 +144,21 @@ async def judge(
         raise ConfigError(f"release {release.release_id!r} has no canary; call start_canary first")
     share = release.details.get("share", settings.share)
     order = RequestOrder([metric.name for metric in settings.guard.metrics], waiting_seconds=settings.waiting_seconds)
-    feedback = await _feedback_on(store, (release.canary_version, release.from_version), since)
+    feedback: dict[str, list[Feedback]] = {}
+    for resources_id, number in filter(None, (release.canary_version, release.from_version)):
+        for each in await store.query_feedback(resources_id=resources_id, version=number, received_from=since):
+            feedback.setdefault(each.rollout_id, []).append(each)
     for rollout in await _requests(store, release, since + settings.settle_seconds, now - settings.lag_seconds):
         canary = rollout.arm == CANARY
         order.assign(rollout.rollout_id, key=settings.key(rollout), canary=canary, share=share, time=rollout.start_time)
         last = rollout.start_time + settings.waiting_seconds
-        counted = _counted(feedback.get(rollout.rollout_id, ()), last)
-        for metric, value in settings.values(_known_at(rollout, last), counted).items():
+        # Of each source and kind the latest in time counts.
+        counted = {
+            (each.source, each.kind): each
+            for each in feedback.get(rollout.rollout_id, ())
+            if each.received_time is None or each.received_time <= last
+        }
+        for metric, value in settings.values(_known_at(rollout, last), list(counted.values())).items():
             order.value(rollout.rollout_id, metric, value)
     state = start(settings.guard)
     for outcome in order.release(now):
@@ -218,27 +226,6 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
                 and not rollout.metadata.get(NO_USER)
             ]
     return sorted(of_release, key=lambda rollout: (rollout.start_time, rollout.rollout_id))
-
-
-async def _feedback_on(
-    store: LightningStore, versions: Sequence[tuple[str, int] | None], since: float
-) -> Mapping[str, Sequence[Feedback]]:
-    """Return the feedback on these versions that arrived since a time (Unix seconds), by rollout id, in the order of
-    arrival.
-    """
-    by_rollout: dict[str, list[Feedback]] = {}
-    for version in versions:
-        if version is not None:
-            resources_id, number = version
-            for each in await store.query_feedback(resources_id=resources_id, version=number, received_from=since):
-                by_rollout.setdefault(each.rollout_id, []).append(each)
-    return by_rollout
-
-
-def _counted(feedback: Sequence[Feedback], last: float) -> Sequence[Feedback]:
-    """Return the feedback that counts: of each source and kind, the latest that arrived until the time `last`."""
-    in_time = [each for each in feedback if each.received_time is None or each.received_time <= last]
-    return list({(each.source, each.kind): each for each in in_time}.values())
 
 
 def _known_at(rollout: Rollout, last: float) -> Rollout:
