@@ -64,7 +64,6 @@ class RestartWorker:
     """
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
-        """Kill the worker's process."""
         for worker in await _workers_of(store, alert) if alert.worker_id is not None else ():
             if await asyncio.to_thread(_kill, worker):
                 logger.warning("killed the process of %s, because of the alert %s", worker.worker_id, alert.rule)
@@ -95,5 +94,4 @@ def _kill(worker: Worker) -> bool:
 
 
 async def _workers_of(store: LightningStore, alert: Alert) -> list[Worker]:
-    """Return the worker that the alert is about; all workers if it is about none."""
     return [w for w in await store.query_workers() if alert.worker_id is None or w.worker_id == alert.worker_id]

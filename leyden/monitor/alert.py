@@ -42,7 +42,6 @@ class Alert:
 
     @property
     def resolved(self) -> bool:
-        """Whether the alert has ended."""
         return self.until is not None
 
     def __str__(self) -> str:
@@ -57,19 +56,15 @@ Sink = Callable[[Alert], Awaitable[None] | None]
 
 
 class Action(Protocol):
-    """Acts on the system while an alert is raised.
-
-    An exception of an action is logged, and not raised.
-    """
+    """Acts on the system while an alert is raised. Its exceptions are logged."""
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
         """Act on an alert that was raised."""
         ...
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """Undo the action, because the alert is resolved or the monitor ends.
-
-        Also called for an alert that a killed monitor left behind; undoing nothing must be safe.
+        """Undo the action, because the alert is resolved or the monitor ends. Also called for an alert that a killed
+        monitor left behind; undoing nothing must be safe.
         """
         ...
 

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -76,15 +76,30 @@ class Monitor(NamedOptions):
         interval_seconds: float = 10.0,
     ) -> None:
         check_number("interval_seconds", interval_seconds, above=0)
-        self.rules = _checked_parts("rules", rules, "rules, for example [*DEFAULT_RULES, AlertRule(...)]", _is_rule)
-        self.sinks = _checked_parts("sinks", sinks, "functions of an Alert, for example [log_alert]", callable)
-        self.actions = _checked_actions({} if actions is None else actions)
+        members = ("name", "severity", "comparison", "metrics", "reach_seconds", "judge")
+        wanted = "rules, for example [*DEFAULT_RULES, AlertRule(...)]"
+        self.rules = cast(Sequence[Rule], _checked_parts("rules", rules, wanted, members))
+        self.sinks = _checked_parts("sinks", sinks, "functions of an Alert, for example [log_alert]", ("__call__",))
+        given: Any = {} if actions is None else actions
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"actions is {given!r:.200}; give a dict of lists of actions by the name of a rule")
+        wanted = "actions, for example [PauseClaiming()]"
+        self.actions: dict[str, Sequence[Action]] = {
+            rule: _checked_parts(f"actions[{rule!r}]", parts, wanted, ("raised", "resolved"))
+            for rule, parts in cast(Mapping[str, Any], given).items()
+        }
         self.interval_seconds = interval_seconds
         names = [rule.name for rule in self.rules]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"two rules are called {', '.join(map(repr, twice))}; give each a name of its own")
-        for rule in self.rules:
-            _check_rule(rule)
+            raise ConfigError(f"two rules are called {', '.join(map(repr, twice))}; give each another name")
+        known = SYSTEM_METRICS.keys() | WORKER_METRICS.keys() | STORE_METRICS.keys() | UPSTREAM_METRICS.keys()
+        for name, metric in ((rule.name, metric) for rule in self.rules for metric in rule.metrics):
+            if base_name(metric) not in known:  # nothing measures it, so the rule could never fire
+                close = get_close_matches(metric, known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ConfigError(
+                    f"rule {name!r} reads {metric!r}, which is not measured; {hint}possible: {', '.join(sorted(known))}"
+                )
         if unknown := sorted(self.actions.keys() - set(names)):
             raise ConfigError(
                 f"actions for {', '.join(map(repr, unknown))}, but the rules are {', '.join(names)}; use a rule's name"
@@ -115,7 +130,8 @@ class Watch:
     def __init__(self, monitor: Monitor, store: LightningStore) -> None:
         self._monitor = monitor
         self._store = store
-        self._probe = SystemProbe(_directory_of(store))
+        scheme, _, path = store.url.partition("://")
+        self._probe = SystemProbe(Path(path).parent if scheme == "sqlite" else None)
         self._reach_seconds = {
             metric: max(rule.reach_seconds for rule in monitor.rules if metric in rule.metrics)
             for rule in monitor.rules
@@ -226,9 +242,8 @@ class Watch:
     def _note_workers(self, workers: Sequence[Worker], now: float, store_now: float) -> None:
         """Note the metrics of each living worker, and drop the series of the others.
 
-        store_now: the time by the store's clock, which dates heartbeats.
-
         The metrics of a machine come from one healthy worker there, so that one busy machine raises one alert.
+        store_now: the time by the store's clock, which dates heartbeats.
         """
         recent = [worker for worker in workers if store_now - (worker.last_heartbeat_time or 0.0) <= _ABANDON_SECONDS]
         alive = sorted((worker for worker in recent if not has_ended(worker)), key=lambda worker: worker.worker_id)
@@ -262,10 +277,7 @@ class Watch:
         return True
 
     def _count(self, worker: Worker) -> None:
-        """Add the growth of a worker's counters to the totals.
-
-        A worker that was restarted counts from 0.
-        """
+        """Add the growth of a worker's counters to the totals. A worker that was restarted counts from 0."""
         counts = heartbeat_metrics(worker, _COUNTERS)
         # At the first check, counters contain growth from before the watch. A worker that appears
         # later is taken to have begun after it, so all of its counts are new.
@@ -290,7 +302,6 @@ class Watch:
     # ---- judging and notifying -------------------------------------------------------------------
 
     async def _judge(self, subject: str | None, now: float) -> None:
-        """Judge a subject by each rule, and raise or resolve the rule's alert about it."""
         for rule in self._monitor.rules:
             verdict = rule.judge(self._series[subject], now)
             raised = (rule.name, subject) in self.alerts
@@ -301,10 +312,7 @@ class Watch:
                 await self._resolve((rule.name, subject), now)
 
     async def _raise(self, rule: Rule, subject: str | None, verdict: Judgement, now: float) -> None:
-        """Raise an alert, and notify the sinks and the rule's actions.
-
-        subject: a worker's id; None for the store with its machine.
-        """
+        """subject: a worker's id; None for the store with its machine."""
         alert = Alert(
             rule=rule.name,
             severity=rule.severity,
@@ -345,9 +353,8 @@ class Watch:
         self._unwritten.clear()
 
     async def _close_left_behind(self) -> None:
-        """Resolve the alerts that a killed monitor left raised in the store, and undo their actions.
-
-        They are raised again if their cause persists.
+        """Resolve the alerts that a killed monitor left raised in the store, and undo their actions. They are raised
+        again if their cause persists.
         """
         for rule in self._monitor.rules:
             latest: dict[str | None, Sample] = {}
@@ -371,47 +378,19 @@ class Watch:
                     await self._act(alert)
 
 
-def _checked_parts(name: str, given: Any, wanted: str, is_one: Callable[[Any], bool]) -> tuple[Any, ...]:
+def _checked_parts(name: str, given: Any, wanted: str, members: Sequence[str]) -> tuple[Any, ...]:
     """Return an option that is a list as a tuple. Raise ConfigError for a part of another kind.
 
     wanted: the kind of parts, for the message.
-    is_one: returns whether a part is of that kind.
+    members: the attributes by which a part of that kind is known.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"{name} is {given!r:.200}; give a list of {wanted}")
     parts = tuple(cast(Sequence[Any], given))
     for index, part in enumerate(parts):
-        if isinstance(part, type) or not is_one(part):
+        if isinstance(part, type) or not all(hasattr(part, member) for member in members):
             raise ConfigError(f"{name}[{index}] is {part!r:.200}; give a list of {wanted}")
     return parts
-
-
-def _checked_actions(given: Any) -> dict[str, Sequence[Action]]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"actions is {given!r:.200}; give a dict of lists of actions by the name of a rule")
-    wanted = "actions, for example [PauseClaiming()]"
-    named = cast(Mapping[str, Any], given).items()
-    return {rule: _checked_parts(f"actions[{rule!r}]", actions, wanted, _is_action) for rule, actions in named}
-
-
-def _check_rule(rule: Rule) -> None:
-    """Raise ConfigError for a rule that reads a metric that nothing measures, because it could never fire."""
-    known = SYSTEM_METRICS.keys() | WORKER_METRICS.keys() | STORE_METRICS.keys() | UPSTREAM_METRICS.keys()
-    for metric in rule.metrics:
-        if base_name(metric) not in known:
-            close = get_close_matches(metric, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ConfigError(
-                f"rule {rule.name!r} reads {metric!r}, which is not measured; {hint}possible: {', '.join(sorted(known))}"
-            )
-
-
-def _is_rule(part: Any) -> bool:
-    return all(hasattr(part, name) for name in ("name", "severity", "comparison", "metrics", "reach_seconds", "judge"))
-
-
-def _is_action(part: Any) -> bool:
-    return hasattr(part, "raised") and hasattr(part, "resolved")
 
 
 def _host_of(worker: Worker) -> str:
@@ -420,11 +399,6 @@ def _host_of(worker: Worker) -> str:
 
 def _alert_sample(alert: Alert, now: float, value: float) -> Sample:
     return Sample(name=ALERT_PREFIX + alert.rule, time=now, value=value, worker_id=alert.worker_id)
-
-
-def _directory_of(store: LightningStore) -> Path | None:
-    scheme, _, path = store.url.partition("://")
-    return Path(path).parent if scheme == "sqlite" else None
 
 
 async def _repeat(watch: Watch, interval_seconds: float) -> None:

@@ -69,7 +69,6 @@ async def _families(store: LightningStore, requests: RequestMetrics) -> list[Met
 
 
 def _of_statistics(statistics: StoreStatistics) -> Iterator[Metric]:
-    """Yield the store's counts as gauges."""
     by_status = {**dict.fromkeys(_STATUSES, 0), **statistics["rollouts_by_status"]}
     rollouts = GaugeMetricFamily("leyden_rollouts", "Rollouts by status.", labels=["status"])
     for status, count in by_status.items():
@@ -87,7 +86,6 @@ def _of_statistics(statistics: StoreStatistics) -> Iterator[Metric]:
 
 
 def _of_health(workers: Iterable[Worker], now: float) -> Metric:
-    """Return the number of workers of each health."""
     count: dict[str, int] = dict.fromkeys(get_args(WorkerHealth), 0)
     for worker in workers:
         count[health_of(worker, now)] += 1

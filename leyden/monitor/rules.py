@@ -109,7 +109,6 @@ class AlertRule:
         return self.window_seconds
 
     def judge(self, series: Series, now: float) -> Judgement | None:
-        """Return the judgement, or None if there are too few points."""
         start, points = now - self.window_seconds, series.get(self.metric, ())
         values = [value for _, value in (within(points, start, now) if self.window_seconds else list(points)[-1:])]
         if self.per is None:
@@ -163,7 +162,6 @@ class AnomalyRule:
         return self.window_seconds + self.history_seconds
 
     def judge(self, series: Series, now: float) -> Judgement | None:
-        """Return the judgement, or None if there are too few points."""
         start, points = now - self.window_seconds, series.get(self.metric, ())
         recent = [value for _, value in within(points, start, now)]
         history = [value for time, value in within(points, start - self.history_seconds, start) if time < start]
@@ -184,7 +182,6 @@ def increase(values: Sequence[float]) -> float:
 
 
 def within(points: Sequence[Point], start: float, end: float) -> list[Point]:
-    """Return the points from `start` to `end`, both included."""
     return [point for point in points if start <= point[0] <= end]
 
 
@@ -195,7 +192,6 @@ def _exceeds(value: float, comparison: Comparison, limit: float) -> bool:
 def _check(
     name: Any, metrics: Sequence[Any], comparison: str, severity: str, window_seconds: float, minimum_count: int
 ) -> None:
-    """Raise ConfigError for a wrong option of a rule."""
     if not (isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum()):
         raise ConfigError(f"a rule is named by letters, digits and underscores, got {name!r}")
     if comparison not in get_args(Comparison):
