@@ -225,7 +225,7 @@ class ChatReader:
             message = self._message(choice["message"], f"{where}.message")
             if is_object(choice["message"]) and "tool_calls" in choice["message"]:
                 calls = self._tool_calls(choice["message"], f"{where}.message")
-                message["tool_calls"] = [self._whole_call(call, place) for call, place in calls]
+                message["tool_calls"] = [self._whole_call(call, path) for call, path in calls]
             choice["message"] = message
         return choice
 
@@ -234,19 +234,19 @@ class ChatReader:
         if choice is None:
             return None
         index = choice.setdefault("index", 0)
-        given, place = choice.pop("delta", None), f"{where}.delta"
+        given, path = choice.pop("delta", None), f"{where}.delta"
         if given is None and "message" in choice:  # some servers send the whole message in the last chunk
-            given, place = choice.pop("message"), f"{where}.message"
+            given, path = choice.pop("message"), f"{where}.message"
             if given and index in self._begun:
-                self._problem(place, "comes after deltas of the same choice")
+                self._problem(path, "comes after deltas of the same choice")
                 given = None
-        delta = self._message(given, place)
+        delta = self._message(given, path)
         if is_object(given):
             calls = self.calls(index)
-            pieces = [self._piece(calls, piece, at) for piece, at in self._tool_calls(given, place)]
+            pieces = [self._piece(calls, piece, at) for piece, at in self._tool_calls(given, path)]
             if is_object(given.get("function_call")):
                 legacy = {"function": delta.pop("function_call", None)}
-                pieces.append(self._piece(calls, legacy, f"{place}.function_call", legacy=True))
+                pieces.append(self._piece(calls, legacy, f"{path}.function_call", legacy=True))
             if found := [piece for piece in pieces if piece is not None]:
                 delta["tool_calls"] = found
         if delta:
@@ -286,7 +286,7 @@ class ChatReader:
             return
         message["content"] = None
         for index, part in enumerate(value):
-            place, kind = f"{where}[{index}]", "text"
+            path, kind = f"{where}[{index}]", "text"
             if is_object(part):
                 kind = part.get("type", "text")
                 part = part.get("text") if kind in ("text", "output_text") else part.get(str(kind))
@@ -294,8 +294,8 @@ class ChatReader:
             if kind in ("thinking", "reasoning"):
                 name = REASONING[0]
             if name is None:
-                self._problem(f"{place}.type", f"is {shown(kind)}, which is no text")
-            elif text := self._text(part, place):
+                self._problem(f"{path}.type", f"is {shown(kind)}, which is no text")
+            elif text := self._text(part, path):
                 message[name] = (message.get(name) or "") + text
 
     def _text(self, value: Any, where: str) -> str | None:
@@ -315,14 +315,14 @@ class ChatReader:
     # ---- tool calls ------------------------------------------------------------------------------
 
     def _tool_calls(self, message: Json, where: str) -> list[tuple[Json, str]]:
-        """Return the tool calls of a message, or their pieces in a delta, each with its place."""
-        given, place = message.get("tool_calls"), f"{where}.tool_calls"
+        """Return the tool calls of a message, or their pieces in a delta, each with its path."""
+        given, path = message.get("tool_calls"), f"{where}.tool_calls"
         if is_object(given):
             given = [given]
         found: list[tuple[Json, str]] = []
-        for index, call in enumerate(self._list(given, place)):
-            if checked := self._typed(call, dict, f"{place}[{index}]"):
-                found.append((checked, f"{place}[{index}]"))
+        for index, call in enumerate(self._list(given, path)):
+            if checked := self._typed(call, dict, f"{path}[{index}]"):
+                found.append((checked, f"{path}[{index}]"))
         return found
 
     def _function(self, value: Any, where: str) -> tuple[Json, bool]:
@@ -362,7 +362,11 @@ class ChatReader:
         call_id = self._call_id(piece.get("id"), f"{where}.id") or None
         function, whole = self._function(piece.get("function"), f"{where}.function")
         name, arguments = function.get("name") or "", function.get("arguments") or ""
-        call = _call_of(calls, index, call_id, legacy=legacy)
+        # A piece seems to continue a call of its index, and of those the one of its id or else the last. Without an
+        # index it is the one of its id or else the last of all.
+        found = [call for call in calls if call.legacy == legacy and index in (None, call.index)]
+        same = [call for call in found if call_id and call.id == call_id]
+        call = (same or found or [None])[-1]
         if call is None or call.is_ended_by(call_id, name, arguments, has_index=index is not None):
             if len(calls) == _MAX_CALLS:
                 return self._problem(where, f"is one of more than {_MAX_CALLS} tool calls")
@@ -377,15 +381,6 @@ class ChatReader:
             if value and key not in ("index", "id", "function"):
                 call.fields[key] = merged(call.fields.get(key), value) if key == "custom" else value
         return {"index": call.number, "function": {"arguments": arguments}}
-
-
-def _call_of(calls: list[StreamedCall], index: int | None, call_id: str | None, *, legacy: bool) -> StreamedCall | None:
-    """Return the call that a piece seems to continue: one of its index, and of those the one of its id or else the
-    last. Without an index, the one of its id or else the last of all.
-    """
-    found = [call for call in calls if call.legacy == legacy and index in (None, call.index)]
-    same = [call for call in found if call_id and call.id == call_id]
-    return (same or found or [None])[-1]
 
 
 def _is_json_object(text: str) -> bool:

@@ -60,7 +60,7 @@ class InOrder:
     def end(self) -> list[Json]:
         """Return the chunks for all that waits, at the end of the stream."""
         found: list[Json] = []
-        for call in sorted(self._calls(), key=_place):
+        for call in sorted(self._calls(), key=_order):
             if call.number not in self._begun:
                 # A call without arguments has none, unless the answer was cut off before them.
                 found.append(self._begin(call, call.arguments or ("" if self._finish_reason == "length" else "{}")))
@@ -89,7 +89,7 @@ class InOrder:
     def _advance(self) -> list[Json]:
         """Return the chunks for calls that may begin now, and for deltas that need not wait."""
         found: list[Json] = []
-        waiting = sorted((call for call in self._calls() if call.number not in self._begun), key=_place)
+        waiting = sorted((call for call in self._calls() if call.number not in self._begun), key=_order)
         for call in waiting:
             ready = call.id and call.arguments.strip() and call.index <= len(self._begun)
             if not ready or (self._open is not None and not self._open.complete):
@@ -117,5 +117,5 @@ class InOrder:
         }
 
 
-def _place(call: StreamedCall) -> tuple[int, int]:
+def _order(call: StreamedCall) -> tuple[int, int]:
     return call.index, call.number

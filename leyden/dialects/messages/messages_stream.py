@@ -53,7 +53,6 @@ class EventsFromChat:
         return [named_event(event) for event in events]
 
     def _start(self, chunk: Json) -> Json:
-        """Return the event `message_start` for a stream's first chunk."""
         self._started = True
         prompt_ids = chunk.get("prompt_token_ids")
         n_prompt = len(prompt_ids) if is_list(prompt_ids) else 0
@@ -159,7 +158,11 @@ class EventsToChat:
         """
         match event.get("type"):
             case "message_start":
-                return self._start(an_object(event.get("message"), "message"))
+                message = an_object(event.get("message"), "message")
+                self._usage |= message.get("usage") or {}
+                self._head = {"id": message.get("id"), "object": "chat.completion.chunk", "created": 0}
+                self._head["model"] = message.get("model")
+                return [self._chunk({"role": "assistant", "content": ""})]
             case "content_block_start":
                 return self._begin(event["index"], an_object(event.get("content_block"), "content_block"))
             case "content_block_delta":
@@ -167,7 +170,13 @@ class EventsToChat:
             case "content_block_stop":
                 return self._stop_block(event["index"])
             case "message_delta":
-                return self._end(an_object(event.get("delta"), "delta"), event.get("usage"))
+                delta = an_object(event.get("delta"), "delta")
+                counted = an_object(event.get("usage") or {}, "usage")
+                self._usage |= {name: value for name, value in counted.items() if value is not None}
+                end: Json = {"finish_reason": finish_reason(delta.get("stop_reason"))}
+                if delta.get("stop_sequence") is not None:
+                    end["stop_reason"] = delta["stop_sequence"]
+                return [self._chunk({}, **end)]
             case "message_stop":
                 self.ended = True
                 return [{**self._head, "choices": [], "usage": chat_usage(self._usage)}]
@@ -184,12 +193,6 @@ class EventsToChat:
         fields: of its choice.
         """
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
-
-    def _start(self, message: Json) -> list[Json]:
-        self._usage |= message.get("usage") or {}
-        self._head = {"id": message.get("id"), "object": "chat.completion.chunk", "created": 0}
-        self._head["model"] = message.get("model")
-        return [self._chunk({"role": "assistant", "content": ""})]
 
     def _begin(self, index: int, block: Json) -> list[Json]:
         """Return the chat chunks for the begin of a content block, and keep the block to assemble it."""
@@ -233,10 +236,6 @@ class EventsToChat:
         return self._chunk(dict.fromkeys(REASONING, text))
 
     def _arguments(self, index: int, text: str) -> list[Json]:
-        """Return the chunk for a piece of a call's arguments.
-
-        index: the block's.
-        """
         self._blocks[index]["arguments"] += text
         return [self._chunk({"tool_calls": [{"index": self._calls[index], "function": {"arguments": text}}]})]
 
@@ -251,8 +250,3 @@ class EventsToChat:
         if block["type"] == "redacted_thinking" or block.get("signature"):
             return [self._chunk({"thinking_blocks": [block]})]
         return []
-
-    def _end(self, delta: Json, usage: Any) -> list[Json]:
-        self._usage |= {name: value for name, value in an_object(usage or {}, "usage").items() if value is not None}
-        extra = {"stop_reason": delta["stop_sequence"]} if delta.get("stop_sequence") is not None else {}
-        return [self._chunk({}, **{"finish_reason": finish_reason(delta.get("stop_reason")), **extra})]

@@ -53,7 +53,13 @@ def request_to_chat(request: Json) -> Json:
             *("container", "mcp_servers"),
         },
     )
-    chat["messages"] = _chat_messages(request)
+    messages: list[Json] = []
+    if request.get("system"):
+        messages.append({"role": "system", "content": _chat_text(request["system"], "system")})
+    for index, message in enumerate(a_list(request.get("messages"), "messages")):
+        field = f"messages[{index}]"
+        messages += _chat_turn(an_object(message, field), field)
+    chat["messages"] = messages
     if stops := stop_strings(request.get("stop_sequences")):
         chat["stop"] = stops
     if request.get("tools") is not None:
@@ -70,21 +76,10 @@ def request_to_chat(request: Json) -> Json:
     return chat
 
 
-def _chat_messages(request: Json) -> list[Json]:
-    """Return the messages of a chat request for a request's system prompt and messages."""
-    messages: list[Json] = []
-    if request.get("system"):
-        messages.append({"role": "system", "content": _chat_text(request["system"], "system")})
-    for index, message in enumerate(a_list(request.get("messages"), "messages")):
-        field = f"messages[{index}]"
-        messages += _chat_turn(an_object(message, field), field)
-    return messages
-
-
 def _chat_turn(message: Json, field: str) -> list[Json]:
     """Return a message of Anthropic's API as chat messages; a user's turn with tool results becomes several.
 
-    field: the message's place in the request, for error messages.
+    field: the message's path in the request, for error messages.
     """
     role, content, where = message.get("role"), message.get("content"), f"{field}.content"
     rest = without(message, ("role", "content"))
@@ -111,8 +106,8 @@ def _chat_text(content: Any, field: str) -> str | list[Json]:
 
 
 def _chat_user(blocks: list[Json], field: str) -> list[Json]:
-    """Return a user's blocks as chat messages. Each tool result is a message of its own; the other blocks between two
-    of them are one message.
+    """Return a user's blocks as chat messages. Each tool result is one message; the other blocks between two of them
+    are one message.
     """
     turns: list[Json] = []
     parts: list[Json] = []
@@ -131,7 +126,6 @@ def _chat_user(blocks: list[Json], field: str) -> list[Json]:
 
 
 def _chat_tool_result(block: Json, field: str) -> Json:
-    """Return a `tool_result` block as a chat message of the role `tool`."""
     content: Any = block.get("content")
     if not isinstance(content, str):
         found = enumerate(a_list(content, f"{field}.content"))
@@ -172,7 +166,7 @@ def _chat_url(source: Json, field: str) -> str:
 
 
 _STAGES = {"thinking": 0, "redacted_thinking": 0, "text": 1, "tool_use": 2}
-"""The place of each kind of block in the order of a chat message: reasoning, content, tool calls."""
+"""The index of each kind of block in the order of a chat message: reasoning, content, tool calls."""
 
 
 def _chat_assistant(blocks: list[Json], field: str) -> list[Json]:
@@ -196,7 +190,7 @@ def _chat_assistant_message(group: list[tuple[Json, str]]) -> Json:
     """Return blocks of the assistant, which are in a chat message's order (thinking, text, tool calls), as one chat
     message.
 
-    group: each block with its place in the request, for error messages.
+    group: each block with its path in the request, for error messages.
     """
     message: Json = {"role": "assistant"}
     with_thinking(message, [block for block, _ in group if _STAGES[block["type"]] == 0])
@@ -222,7 +216,6 @@ def with_thinking(message: Json, blocks: list[Json]) -> None:
 
 
 def _chat_call(block: Json, field: str) -> Json:
-    """Return a `tool_use` block as a tool call of chat."""
     function = {
         "name": a_text(block.get("name"), f"{field}.name"),
         "arguments": arguments_of(an_object(block.get("input"), f"{field}.input")),
@@ -349,9 +342,13 @@ def _conversation(messages: list[Any]) -> Json:
                 else:
                     turns.append({"role": "system", "content": content})
             case "user":
-                _join(turns, _user(message, field), joins=_has_tool_results(turns))
+                turn = {"role": "user", "content": _content(message, field), **without(message, ("role", "content"))}
+                _join(turns, turn, joins=_has_tool_results(turns))
             case "tool":
-                _join(turns, _tool_result(message, field), joins=_has_tool_results(turns))
+                call_id = a_text(message.get("tool_call_id"), f"{field}.tool_call_id")
+                rest = without(message, ("role", "tool_call_id", "content"))
+                block = {"type": "tool_result", "tool_use_id": call_id, "content": _content(message, field), **rest}
+                _join(turns, {"role": "user", "content": [block]}, joins=_has_tool_results(turns))
             case "assistant":
                 _join(turns, _assistant(message, field), joins=bool(turns) and turns[-1]["role"] == "assistant")
             case role:
@@ -380,41 +377,22 @@ def _join(turns: list[Json], turn: Json, *, joins: bool) -> None:
     turns[-1] = {**turns[-1], **turn, "content": [*before, *after]}
 
 
-def _user(message: Json, field: str) -> Json:
-    """Return the user message of the Messages API for that of a chat request."""
+def _content(message: Json, field: str) -> str | list[Json]:
+    """Return a chat message's content as a text or as blocks."""
     content = message.get("content")
-    if not isinstance(content, str):
-        content = [
-            _block(an_object(part, field), f"{field}.content[{index}]")
-            for index, part in enumerate(a_list(content, f"{field}.content"))
-        ]
-    return {"role": "user", "content": content, **without(message, ("role", "content"))}
-
-
-def _tool_result(message: Json, field: str) -> Json:
-    """Return a chat message of the role `tool` as a user's turn with one `tool_result` block."""
-    content = message.get("content")
-    if not isinstance(content, str):
-        content = [
-            _block(an_object(part, field), f"{field}.content[{index}]")
-            for index, part in enumerate(a_list(content, f"{field}.content"))
-        ]
-    call_id = a_text(message.get("tool_call_id"), f"{field}.tool_call_id")
-    rest = without(message, ("role", "tool_call_id", "content"))
-    block = {"type": "tool_result", "tool_use_id": call_id, "content": content, **rest}
-    return {"role": "user", "content": [block]}
+    if isinstance(content, str):
+        return content
+    parts = enumerate(a_list(content, f"{field}.content"))
+    return [_block(an_object(part, field), f"{field}.content[{index}]") for index, part in parts]
 
 
 def _assistant(message: Json, field: str) -> Json:
     """Return a chat message of the assistant in Anthropic's form: thinking blocks, then content, then tool uses."""
     check_neutral(message, {"refusal": (), "audio": (), "function_call": (), "annotations": ([],)}, "Anthropic's API")
     blocks = thinking_blocks(message)
-    content = message.get("content")
-    if isinstance(content, str):
-        blocks += [{"type": "text", "text": content}] if content else []
-    else:
-        parts = enumerate(a_list(content, f"{field}.content"))
-        blocks += [_block(an_object(part, field), f"{field}.content[{index}]") for index, part in parts]
+    content = _content(message, field)
+    if content:
+        blocks += [{"type": "text", "text": content}] if isinstance(content, str) else content
     calls = enumerate(a_list(message.get("tool_calls"), f"{field}.tool_calls"))
     blocks += [_tool_use(an_object(call, field), f"{field}.tool_calls[{index}]") for index, call in calls]
     known = ("role", "content", "tool_calls", "thinking_blocks", "refusal", "audio", "function_call", "annotations")
@@ -462,7 +440,6 @@ def _source(url: str) -> Json:
 
 
 def _tool_use(call: Json, field: str) -> Json:
-    """Return a chat tool call as a `tool_use` block. Raise Untranslatable for a tool that is not a function."""
     if call.get("type", "function") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(call['type'])}; Anthropic's API has functions only")
     function = an_object(call.get("function"), f"{field}.function")
@@ -487,7 +464,6 @@ def input_of(arguments: Any) -> Json:
 
 
 def _tool(tool: Any, field: str) -> Json:
-    """Return a chat tool's definition in Anthropic's form. Raise Untranslatable for a tool that is not a function."""
     tool = an_object(tool, field)
     if tool.get("type", "function") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool['type'])}; Anthropic's API has functions only")
@@ -502,11 +478,6 @@ def _tool(tool: Any, field: str) -> Json:
     return {**found, **without(function, known), **without(tool, ("type", "function"))}
 
 
-def _names(chat: Json) -> list[Any]:
-    tools = [an_object(tool, "tools") for tool in a_list(chat.get("tools"), "tools")]
-    return [an_object(tool.get("function"), "tools").get("name") for tool in tools]
-
-
 def _tool_choice(chat: Json) -> Json | None:
     """Return the chat fields `tool_choice` and `parallel_tool_calls` as Anthropic's tool choice; None if the API's
     default means the same.
@@ -514,7 +485,9 @@ def _tool_choice(chat: Json) -> Json | None:
     choice: Any = chat.get("tool_choice")
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*allowed]}}:
-            if all({"type": "function", "function": {"name": name}} in allowed for name in _names(chat)):
+            tools = [an_object(tool, "tools") for tool in a_list(chat.get("tools"), "tools")]
+            names = [an_object(tool.get("function"), "tools").get("name") for tool in tools]
+            if all({"type": "function", "function": {"name": name}} in allowed for name in names):
                 choice = mode
         case _:
             pass

@@ -97,7 +97,7 @@ def message_item(answer_id: Any) -> Json:
 def call_item(answer_id: Any, index: int, call_id: Any, name: Any) -> Json:
     """Return a tool call's item without arguments, as it is sent when it begins.
 
-    index: the call's place among the answer's calls.
+    index: of the call among the answer's calls.
     call_id: its id in chat.
     """
     head = {"type": "function_call", "id": f"fc_{answer_id}_{index}", "call_id": call_id, "name": name}

@@ -53,10 +53,17 @@ def request_to_chat(request: Json) -> Json:
     if request.get("stream"):
         check_neutral(request, NOT_IN_EVENTS, "a stream of this API")
     chat = without(request, _OF_RESPONSES)
-    chat["messages"] = [*_instructions(request.get("instructions")), *_chat_messages(input_items(request))]
+    chat["messages"] = _chat_messages(input_items(request))
+    if instructions := request.get("instructions"):
+        chat["messages"].insert(0, {"role": "system", "content": a_text(instructions, "instructions")})
     if request.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = request["max_output_tokens"]
-    chat |= _chat_reasoning(an_object(request.get("reasoning") or {}, "reasoning"))
+    reasoning = an_object(request.get("reasoning") or {}, "reasoning")
+    # `summary` is dropped, because chat returns the whole reasoning.
+    if unknown := _unknown(reasoning, ("effort", "summary", "generate_summary")):
+        raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
+    if reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = reasoning["effort"]
     chat |= _chat_text_config(an_object(request.get("text") or {}, "text"))
     chat |= _chat_logprobs(request)
     if request.get("tools") is not None:
@@ -75,11 +82,6 @@ def input_items(request: Json) -> list[Json]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return [an_object(item, f"input[{index}]") for index, item in enumerate(a_list(given, "input"))]
-
-
-def _instructions(text: Any) -> list[Json]:
-    """Return the chat message for a request's `instructions`, as a list; [] without any."""
-    return [{"role": "system", "content": a_text(text, "instructions")}] if text else []
 
 
 def _chat_messages(items: list[Json]) -> list[Json]:
@@ -103,7 +105,11 @@ def _chat_messages(items: list[Json]) -> list[Json]:
             case "function_call":
                 turn = _open_turn(messages, lacks=()) or _new_turn(messages)
                 turn.setdefault("content", None)
-                turn.setdefault("tool_calls", []).append(_chat_call(item, field))
+                arguments = a_text(item.get("arguments"), f"{field}.arguments")
+                function = {"name": item.get("name"), "arguments": arguments}
+                rest = without(item, ("type", "id", "call_id", "name", "arguments", "status"))
+                call = {"id": item.get("call_id"), "type": "function", "function": function, **rest}
+                turn.setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 messages.append(_chat_output(item, field))
             case kind:
@@ -123,7 +129,6 @@ def _open_turn(messages: list[Json], *, lacks: tuple[str, ...]) -> Json | None:
 
 
 def _new_turn(messages: list[Json]) -> Json:
-    """Append an assistant message without content, and return it."""
     messages.append({"role": "assistant"})
     return messages[-1]
 
@@ -131,7 +136,7 @@ def _new_turn(messages: list[Json]) -> Json:
 def _chat_message(item: Json, field: str) -> Json:
     """Return a message item of the Responses API as a chat message.
 
-    field: the item's place in the request, for error messages.
+    field: the item's path in the request, for error messages.
     """
     role, content = item.get("role"), item.get("content")
     if role not in ("user", "system", "developer", "assistant"):
@@ -202,14 +207,7 @@ def _reasoning_text(item: Json, field: str) -> str:
     return ""
 
 
-def _chat_call(item: Json, field: str) -> Json:
-    function = {"name": item.get("name"), "arguments": a_text(item.get("arguments"), f"{field}.arguments")}
-    rest = without(item, ("type", "id", "call_id", "name", "arguments", "status"))
-    return {"id": item.get("call_id"), "type": "function", "function": function, **rest}
-
-
 def _chat_output(item: Json, field: str) -> Json:
-    """Return a `function_call_output` item as a tool message of chat."""
     output = item.get("output")
     if not isinstance(output, str):
         parts = enumerate(a_list(output, f"{field}.output"))
@@ -220,15 +218,6 @@ def _chat_output(item: Json, field: str) -> Json:
 
 def _unknown(options: Json, known: tuple[str, ...]) -> list[str]:
     return sorted(name for name, value in options.items() if name not in known and value is not None)
-
-
-def _chat_reasoning(reasoning: Json) -> Json:
-    """Return the reasoning options as chat's `reasoning_effort`. The option `summary` is dropped, because chat returns
-    the whole reasoning.
-    """
-    if unknown := _unknown(reasoning, ("effort", "summary", "generate_summary")):
-        raise Untranslatable(f"reasoning.{unknown[0]}", "has no counterpart in chat")
-    return {"reasoning_effort": reasoning["effort"]} if reasoning.get("effort") is not None else {}
 
 
 def _chat_text_config(text: Json) -> Json:
@@ -262,7 +251,6 @@ def _chat_logprobs(request: Json) -> Json:
 
 
 def _chat_tool(tool: Any, field: str) -> Json:
-    """Return a tool of the Responses API as a tool of chat. Raise Untranslatable if it is no function."""
     tool = an_object(tool, field)
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; chat has functions only")
@@ -326,7 +314,6 @@ def request_from_chat(chat: Json) -> Json:
 
 
 def _items(messages: list[Any]) -> list[Json]:
-    """Return chat messages as input items of the Responses API."""
     items: list[Json] = []
     for index, message in enumerate(messages):
         field = f"messages[{index}]"
@@ -349,7 +336,6 @@ def _items(messages: list[Any]) -> list[Json]:
 
 
 def _input_content(content: Any, field: str) -> str | list[Json]:
-    """Return chat content as the content of an input message."""
     if isinstance(content, str):
         return content
     return [
@@ -411,8 +397,9 @@ def _assistant_items(message: Json, number: int) -> list[Json]:
 
 
 def reasoning_items(message: Json, *, prefix: str) -> list[Json]:
-    """Return the reasoning of a chat message as reasoning items of the Responses API; none without reasoning. prefix:
-    the beginning of the items' ids.
+    """Return the reasoning of a chat message as reasoning items of the Responses API; none without reasoning.
+
+    prefix: the beginning of the items' ids.
     """
     blocks = a_list(message.get("thinking_blocks"), "thinking_blocks")
     if not blocks and (text := reasoning_of(message)):
@@ -443,7 +430,6 @@ def _text_config(chat: Json) -> Json:
 
 
 def _tool(tool: Any, field: str) -> Json:
-    """Return a tool of chat as a tool of the Responses API. Raise Untranslatable if it is no function."""
     tool = an_object(tool, field)
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; possible: function")

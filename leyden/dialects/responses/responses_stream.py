@@ -27,6 +27,8 @@ class EventsFromChat:
     def __init__(self, request: Json) -> None:
         """request: the client's request, whose options the response repeats."""
         self._request = request
+        included = a_list(request.get("include"), "include")
+        self._wants_logprobs = bool(request.get("top_logprobs") or "message.output_text.logprobs" in included)
         self._head: Json = {}
         self._n_events = 0
         self._output: list[Json] = []
@@ -51,7 +53,7 @@ class EventsFromChat:
             choice = the_choice(chunk)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             delta = an_object(choice.get("delta") or {}, "delta")
-            wished = output_logprobs(choice.get("logprobs")) if self._wants_logprobs() else []
+            wished = output_logprobs(choice.get("logprobs")) if self._wants_logprobs else []
             events += self._delta(delta, wished)
         return [self._event(event) for event in events]
 
@@ -69,10 +71,6 @@ class EventsFromChat:
         """Return an event as bytes, with the next sequence number."""
         self._n_events += 1
         return named_event({**event, "sequence_number": self._n_events - 1})
-
-    def _wants_logprobs(self) -> bool:
-        included = a_list(self._request.get("include"), "include")
-        return bool(self._request.get("top_logprobs") or "message.output_text.logprobs" in included)
 
     def _start(self, chunk: Json) -> list[Json]:
         self._head = {name: chunk.get(name) for name in ("id", "created", "model")}
@@ -214,7 +212,10 @@ class EventsToChat:
             case "response.output_item.added":
                 return self._begin(event["output_index"], an_object(event.get("item"), "item"))
             case "response.output_item.done":
-                return self._end_item(an_object(event.get("item"), "item"))
+                item = an_object(event.get("item"), "item")
+                if item.get("type") != "reasoning" or not item.get("encrypted_content"):
+                    return []  # its content has arrived in deltas
+                return [self._chunk({"thinking_blocks": [thinking_block(self._reasoning, item["encrypted_content"])]})]
             case "response.output_text.delta":
                 entries = event.get("logprobs")
                 return [
@@ -229,7 +230,11 @@ class EventsToChat:
                 call = {"index": self._calls[event["output_index"]], "function": {"arguments": event["delta"]}}
                 return [self._chunk({"tool_calls": [call]})]
             case "response.completed" | "response.incomplete":
-                return self._end(an_object(event.get("response"), "response"))
+                self.ended = True
+                response = an_object(event.get("response"), "response")
+                reason = finish_reason(response, bool(self._calls))
+                usage: Json = {**self._head, "choices": [], "usage": chat_usage(response.get("usage"))}
+                return [self._chunk({}, finish_reason=reason), usage]
             case "response.failed":
                 self.ended = True
                 return [{"error": an_object(event.get("response"), "response").get("error")}]
@@ -266,16 +271,3 @@ class EventsToChat:
                 return []
             case kind:
                 raise Untranslatable("item.type", f"is {shown(kind)}, which chat cannot express")
-
-    def _end_item(self, item: Json) -> list[Json]:
-        """Return the chat chunks for the end of an output item: only encrypted reasoning makes one."""
-        if item.get("type") == "reasoning" and item.get("encrypted_content"):
-            return [self._chunk({"thinking_blocks": [thinking_block(self._reasoning, item["encrypted_content"])]})]
-        return []
-
-    def _end(self, response: Json) -> list[Json]:
-        """Return the last chunks: the finish reason, and the usage."""
-        self.ended = True
-        reason = finish_reason(response, bool(self._calls))
-        usage: Json = {**self._head, "choices": [], "usage": chat_usage(response.get("usage"))}
-        return [self._chunk({}, finish_reason=reason), usage]
