@@ -1,4 +1,4 @@
-"""`python -m leyden.testing`: a `FakeUpstream` of its own, for programs in any language."""
+"""`python -m leyden.testing`: serve a `FakeUpstream`, for programs in any language."""
 
 from __future__ import annotations
 
@@ -14,17 +14,6 @@ from leyden.testing.upstream import FakeUpstream
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM. Return the exit status: 2 if the server cannot start."""
-    options = _parser().parse_args(arguments)
-    try:
-        upstream = FakeUpstream(model=options.model, delay_seconds=options.delay)
-        asyncio.run(_serve(upstream, options.port))
-    except (ConfigError, OSError, OverflowError) as error:
-        sys.stderr.write(f"the server cannot start: {error}\n")
-        return 2
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m leyden.testing",
         description="A model server that answers with made-up text: OpenAI's chat, completions, responses and embeddings, and "
@@ -43,7 +32,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--delay", type=float, default=0.0, metavar="SECONDS", help="how long each answer takes (default: 0)"
     )
-    return parser
+    options = parser.parse_args(arguments)
+    try:
+        upstream = FakeUpstream(model=options.model, delay_seconds=options.delay)
+        asyncio.run(_serve(upstream, options.port))
+    except (ConfigError, OSError, OverflowError) as error:
+        sys.stderr.write(f"the server cannot start: {error}\n")
+        return 2
+    return 0
 
 
 async def _serve(upstream: FakeUpstream, port: int) -> None:

@@ -66,10 +66,7 @@ async def audit_store(store: LightningStore) -> list[str]:
 
 
 def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
-    """Yield the faults of a rollout.
-
-    A rollout's status follows its latest attempt, unless a user set it.
-    """
+    """Yield the faults of a rollout, whose status follows its latest attempt, unless a user set it."""
     latest = attempts[-1] if attempts else None
     given = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     if given != latest:
@@ -89,10 +86,7 @@ def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
 
 
 def _of_attempt(attempt: Attempt, number: int, rollout: Rollout, spans: Sequence[Span]) -> Iterator[str]:
-    """Yield the faults of an attempt and its spans.
-
-    number: the attempt's place among its rollout's attempts, from 1.
-    """
+    """number: of the attempt among its rollout's attempts, from 1."""
     if attempt.sequence_id != number:
         yield f"its sequence_id is {attempt.sequence_id}, but its place among the attempts is {number}"
     if attempt.rollout_id != rollout.rollout_id:
@@ -117,10 +111,7 @@ def _of_run(run: RunRecord) -> Iterator[str]:
 
 
 def _of_worker(worker: Worker, attempts: dict[tuple[str, str], Attempt]) -> Iterator[str]:
-    """Yield the faults of a worker.
-
-    attempts: all attempts by the ids of rollout and attempt.
-    """
+    """attempts: all attempts by the ids of rollout and attempt."""
     if (worker.status == "busy") != (worker.current_attempt_id is not None):
         yield f"it is {worker.status!r} with {worker.current_attempt_id!r}"
     if worker.current_attempt_id is None or worker.current_rollout_id is None:

@@ -43,7 +43,6 @@ def _tool(tool: Any) -> Json:
 
 
 def _chat_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
-    """Return the turns of a request to OpenAI's chat API."""
     turns: list[ChatTurn] = []
     for message in request["messages"]:
         aliases = {"developer": "system", "tool": f"tool {message.get('tool_call_id')}"}
@@ -56,7 +55,6 @@ def _chat_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
 
 
 def _chat_part(part: Any) -> str:
-    """Return the text that stands for one content part of the chat API."""
     match part["type"]:
         case "image_url":
             return f"[image {part['image_url']['url']}]"
@@ -67,7 +65,6 @@ def _chat_part(part: Any) -> str:
 
 
 def _messages_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
-    """Return the turns of a request to Anthropic's API."""
     turns = [ChatTurn("system", _text(request["system"], _anthropic_part))] if request.get("system") else []
     for message in request["messages"]:
         role, content = message["role"], message["content"]
@@ -142,8 +139,8 @@ def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
                 text = "".join(part["text"] for part in item.get("content") or item["summary"])
                 _put(turns, None if last and (last.text or last.calls) else last, ChatTurn("assistant", "", text))
             case _ if item["role"] == "assistant":
-                said = ChatTurn("assistant", _text(item["content"], _responses_part))
-                _put(turns, None if last and (last.text or last.calls) else last, said)
+                turn = ChatTurn("assistant", _text(item["content"], _responses_part))
+                _put(turns, None if last and (last.text or last.calls) else last, turn)
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
                 turns.append(ChatTurn(role, _text(item["content"], _responses_part)))
@@ -159,7 +156,6 @@ def _put(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
 
 
 def _responses_part(part: Any) -> str:
-    """Return the text that stands for one content part of the Responses API."""
     match part["type"]:
         case "input_image":
             return f"[image {part['image_url']}]"

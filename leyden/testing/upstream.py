@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -29,7 +29,7 @@ from leyden.testing.requests import request_prompt_ids
 from leyden.types import LLM
 
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
-_KEPT = 100_000
+_MAX_KEPT = 100_000
 """How many calls, and how many requests, a server remembers."""
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that reading a malformed request raises."""
@@ -91,9 +91,9 @@ class FakeUpstream:
             raise ConfigError(f"model is {model!r}; give a name, a list of names, or None for every name")
         self.model = self.models[0] if self.models else "fake"
         """The first of these names, which `llm` names."""
-        self.calls: deque[ServedCall] = deque(maxlen=_KEPT)
+        self.calls: deque[ServedCall] = deque(maxlen=_MAX_KEPT)
         """The calls that were answered, newest last."""
-        self.requests: deque[Json] = deque(maxlen=_KEPT)
+        self.requests: deque[Json] = deque(maxlen=_MAX_KEPT)
         """The body of each request that was JSON, answered or not, newest last."""
         self.cancelled = 0
         """How many requests the client dropped before their answer was complete."""
@@ -265,15 +265,15 @@ def _replied(reply: Callable[[Json], str | Reply], body: Json) -> Reply:
     something else than text or a `Reply` with `ToolCall`s.
     """
     try:
-        said: Any = reply(body)
+        replied: Any = reply(body)
     except Exception as error:  # a user's function may raise anything, and its client must learn what
         raise ConfigError(f"reply raised {type(error).__name__}: {error}") from error
-    said = Reply(said) if isinstance(said, str) else said
-    if not isinstance(said, Reply):
-        raise ConfigError(f"reply returned {_a(said)}; return a str or leyden.testing.Reply")
-    if wrong := next((call for call in said.calls if not isinstance(cast(object, call), ToolCall)), None):
+    replied = Reply(replied) if isinstance(replied, str) else replied
+    if not isinstance(replied, Reply):
+        raise ConfigError(f"reply returned {_a(replied)}; return a str or leyden.testing.Reply")
+    if wrong := next((call for call in replied.calls if not isinstance(cast(object, call), ToolCall)), None):
         raise ConfigError(f"reply returned a Reply whose calls hold {_a(wrong)}; use leyden.testing.ToolCall")
-    return said
+    return replied
 
 
 def _a(value: object) -> str:
@@ -281,9 +281,8 @@ def _a(value: object) -> str:
 
 
 def _begun_calls(pieces: list[Piece]) -> tuple[ToolCall, ...]:
-    """Return the tool calls of an answer that was cut short.
-
-    The last one may have only the beginning of its arguments.
+    """Return the tool calls of an answer that was cut short. The last one may have only the beginning of its
+    arguments.
     """
     calls: list[ToolCall] = []
     for piece in pieces:
@@ -301,8 +300,10 @@ async def _stream(request: web.Request, answer: ApiAnswer, fault: Misbehaviour) 
     """
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    sent, left = 0, fault.close_after_bytes
-    async for event in _paced(answer.events(), fault.chunk_delay_seconds):
+    left = fault.close_after_bytes
+    for sent, event in enumerate(answer.events()):
+        if fault.chunk_delay_seconds:
+            await asyncio.sleep(fault.chunk_delay_seconds)
         if sent == fault.close_after_chunks:
             return _cut(request, response)
         if sent == fault.end_after_chunks:
@@ -316,16 +317,8 @@ async def _stream(request: web.Request, answer: ApiAnswer, fault: Misbehaviour) 
                 return _cut(request, response)
             left -= len(event)
         await response.write(event)
-        sent += 1
     await response.write_eof()
     return response
-
-
-async def _paced(events: list[bytes], delay_seconds: float) -> AsyncIterator[bytes]:
-    for event in events:
-        if delay_seconds:
-            await asyncio.sleep(delay_seconds)
-        yield event
 
 
 async def _break_off(request: web.Request, answer: ApiAnswer, after_bytes: int | None) -> web.StreamResponse:
