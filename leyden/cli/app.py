@@ -32,8 +32,7 @@ from leyden.cli.samples import samples
 from leyden.cli.serve import serve
 from leyden.cli.show import show
 from leyden.cli.store import store, upgrade
-from leyden.cli.store_export import export
-from leyden.cli.store_import import import_
+from leyden.cli.store_export import export, import_
 from leyden.cli.workers import workers
 from leyden.errors import ConfigError, LeydenError, MissingExtra
 

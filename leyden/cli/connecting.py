@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TRY_SECONDS = 1.5
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 2.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.2, 2.0
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -46,7 +46,7 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
             echo(f"{what} does not answer ({trouble}); {meanwhile}, retrying ...", err=True)
             reported = trouble
         await asyncio.sleep(pause if wait_seconds is None else min(pause, wait_seconds - waited))
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
     if reported or wait_seconds is None:
         echo(f"connected to {what}", err=True)
 
@@ -106,13 +106,9 @@ async def _trouble_with(url: str) -> str | None:
     except TimeoutError:
         return f"no answer within {_TRY_SECONDS:g} s"
     except OSError as error:
-        return _reason(error)
+        if isinstance(error, ConnectionRefusedError) or "refused" in str(error).lower():
+            return "connection refused"
+        text = error.strerror or str(error)
+        return text[:1].lower() + text[1:]
     writer.close()
     return None
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ConnectionRefusedError) or "refused" in str(error).lower():
-        return "connection refused"
-    text = error.strerror or str(error)
-    return text[:1].lower() + text[1:]

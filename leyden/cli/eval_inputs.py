@@ -35,14 +35,14 @@ def load_agent(spec: str) -> LitAgent[Any]:
     Modules are also looked for in the current folder. Raise ConfigError if the module or the name is missing, or if the
     object is no agent. An error inside the module is raised as it is.
     """
-    place, colon, name = spec.rpartition(":")
-    if not (place and colon and name):
+    source, colon, name = spec.rpartition(":")
+    if not (source and colon and name):
         raise ConfigError(f"the agent is {spec!r}; give module:agent or file.py:agent, such as my_agent:agent")
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_named(place)
+    module = _module_of_file(Path(source)) if source.endswith(".py") else _module_named(source)
     try:
         found: Any = getattr(module, name)
     except AttributeError:
-        raise ConfigError(f"{place} has no {name!r}{_agents_in(module)}") from None
+        raise ConfigError(f"{source} has no {name!r}{_agents_in(module)}") from None
     if isinstance(found, type) and issubclass(cast("type[object]", found), LitAgent):
         found = found()
     if not isinstance(found, LitAgent):
@@ -237,13 +237,13 @@ def _add_model(given: Given, text: str) -> None:
     if name in given.servers or (given.folder is not None and given.folder[0] == name):
         raise ConfigError(f"--model names {name!r} twice")
     if not model.is_folder:
-        given.servers[name] = model.place
+        given.servers[name] = model.address
     elif given.folder is not None:
         raise ConfigError(
             f"--model {text}: {given.folder[1]} is loaded here already; one model can be, others need a URL"
         )
     else:
-        given.folder = name, model.place
+        given.folder = name, model.address
     if name not in {model for model, _ in given.llms.values()}:  # else it takes the place of the run's model
         given.llms[name] = name, {} if name in given.servers else {"temperature": _TEMPERATURE}
 

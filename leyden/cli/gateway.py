@@ -94,7 +94,7 @@ def gateway(
     setup_logging("WARNING")
     given = [ModelOption.of(text) for text in model]
     models = [
-        {"model_name": each.name, "endpoint": each.place, "api_key": model_key, "record_tokens": record_tokens}
+        {"model_name": each.name, "endpoint": each.address, "api_key": model_key, "record_tokens": record_tokens}
         for each in given
         if not each.is_folder
     ]
@@ -125,7 +125,7 @@ async def _serve(
 async def _loaded(model: ModelOption) -> AsyncGenerator[dict[str, Any]]:
     from leyden.engine import EmbeddedBackend
 
-    async with EmbeddedBackend(model.place, model_name=model.name, api_key=secrets.token_urlsafe()) as engine:
+    async with EmbeddedBackend(model.address, model_name=model.name, api_key=secrets.token_urlsafe()) as engine:
         llm = engine.endpoint()
         yield {"model_name": llm.model, "endpoint": llm.endpoint, "api_key": llm.api_key}
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.cli.output import echo, echo_json
+from leyden.cli.store_options import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ class ModelOption:
     """A model of the command line: its name, and where it is."""
 
     name: str
-    place: str
+    address: str
     """The base URL of the model's server, or the model's folder or hub name."""
     is_folder: bool
     """Whether the command is to load the model itself."""
@@ -28,14 +28,14 @@ class ModelOption:
         """
         from leyden.engine.source import why_not_loadable  # `leyden --help` does not load the engine
 
-        name, equals, place = text.partition("=")
-        if not (name and equals and place):
+        name, equals, address = text.partition("=")
+        if not (name and equals and address):
             raise ConfigError(
                 f"--model is {text!r}; it must be NAME=URL or NAME=FOLDER, such as policy=http://127.0.0.1:8000/v1"
             )
-        if "://" not in place and (reason := why_not_loadable(place)):
+        if "://" not in address and (reason := why_not_loadable(address)):
             raise ConfigError(f"--model {text}: {reason}")
-        is_path = place.startswith((".", "/", "~")) or ("://" not in place and place.count("/") > 1)
-        if is_path and not Path(place).is_dir():
-            raise ConfigError(f"--model {text}: there is no folder {place}")
-        return cls(name, place, is_path or Path(place).is_dir() or _HUB_NAME.fullmatch(place) is not None)
+        is_path = address.startswith((".", "/", "~")) or ("://" not in address and address.count("/") > 1)
+        if is_path and not Path(address).is_dir():
+            raise ConfigError(f"--model {text}: there is no folder {address}")
+        return cls(name, address, is_path or Path(address).is_dir() or _HUB_NAME.fullmatch(address) is not None)

@@ -54,7 +54,7 @@ class Coloured(NamedTuple):
 
 def echo(*pieces: object, err: bool = False) -> None:
     """Print a line of pieces, without space between them. A line break in a piece becomes a space, so that a name or a
-    reason that others wrote makes no line of its own.
+    reason that others wrote does not begin a new line.
 
     err: print to standard error. An error of that stream is ignored, as no one could read it.
     """

@@ -117,7 +117,7 @@ async def _algorithm(
     start: the first call that is live, from 0; None: none is.
     model: the text of `--model`. A live call without it uses the trained model of the run.
     """
-    from leyden.algorithm.replay import Replay
+    from leyden.algorithm.replay import Replay, count_recorded_calls
     from leyden.cli.eval_inputs import read_given
     from leyden.engine import IsolatedBackend
     from leyden.errors import ConfigError
@@ -135,7 +135,7 @@ async def _algorithm(
         else:
             update = await latest_resources(run, store)
     resources = {} if update is None else dict(update.resources)
-    is_live = start is not None and start < _recorded(spans)
+    is_live = start is not None and start < count_recorded_calls(spans)
     source = str(run.directory) if is_live and model is None and run.directory is not None else None
     given = await read_given([] if model is None else [model], source)
     if is_live and given.folder is None and not given.servers:
@@ -154,12 +154,6 @@ async def _algorithm(
             UpstreamModel(name, url, api_key=model_key, record_tokens=False) for name, url in given.servers.items()
         ],
     )
-
-
-def _recorded(spans: Any) -> int:
-    from leyden.algorithm.replay import count_recorded_calls
-
-    return count_recorded_calls(spans)
 
 
 def _renamed(resources: NamedResources, model: str | None) -> NamedResources:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden._lib.text import fault_reason
-from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.cli.output import echo, echo_json, echo_text
+from leyden.cli.store_options import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.errors import ConfigError, LabelMoved
 
 if TYPE_CHECKING:

@@ -94,7 +94,8 @@ def _table(samples: Sequence[Sample], begin: float, end: float) -> Table:
     for sample in samples:
         series.setdefault((sample.name, sample.worker_id or ""), []).append(sample)
     table = Table(box=None, pad_edge=False)
-    for column in ("metric", "worker", "lowest", "highest", "last", f"{_span(end - begin)} ago to now"):
+    span = f"{(end - begin) / 3600:g} h" if end - begin >= 3600 else f"{(end - begin) / 60:g} min"
+    for column in ("metric", "worker", "lowest", "highest", "last", f"{span} ago to now"):
         table.add_column(column, justify="right" if column in ("lowest", "highest", "last") else "left")
     for (name, worker), each in sorted(series.items()):
         values = [sample.value for sample in each]
@@ -109,7 +110,3 @@ def _means(samples: Sequence[Sample], begin: float, end: float) -> list[float | 
     for sample in samples:
         parts[min(_WIDTH - 1, max(0, int((sample.time - begin) / (end - begin) * _WIDTH)))].append(sample.value)
     return [mean_of(part) if part else None for part in parts]
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"

@@ -1,4 +1,4 @@
-"""`leyden store export`: write a store's content as Parquet files."""
+"""`leyden store export` and `import`: write a store's content as Parquet files, and copy parts of it to a new store."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from leyden.errors import ConfigError
 
 if TYPE_CHECKING:
     from leyden.store.export import Exported
+    from leyden.store.restore import Imported
 
 
 def export(
@@ -71,3 +72,31 @@ async def _export(url: str, token: str | None, directory: Path, status: Any) -> 
                 status_in=status,
                 on_progress=lambda done, total: shown.update(bar, completed=done, total=total),
             )
+
+
+def import_(
+    directory: Annotated[Path, typer.Argument(help="A directory that `leyden store export` made.")],
+    url: Annotated[str, typer.Option(help="The new store: a file, or postgresql://... .")] = ".leyden/store.db",
+) -> None:
+    """Copy resources, labels, releases, the audit log and feedback of an export to a new store.
+
+    Rollouts and spans stay in the Parquet files.
+
+    \b
+    Examples:
+      leyden store export --url old.db out
+      leyden store import --url new.db out
+      leyden store import --url postgresql://leyden@db/agents out
+    """
+    import asyncio
+
+    imported = asyncio.run(_import(url, directory))
+    echo(f"{url}: " + ", ".join(f"{count:,} {name}" for name, count in imported.rows.items()))
+
+
+async def _import(url: str, directory: Path) -> Imported:
+    from leyden.store import open_store
+    from leyden.store.restore import import_parquet
+
+    async with open_store(url) as store:
+        return await import_parquet(store, directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.cli import main, operators, run_views, store_export, store_options
+from leyden.cli import main, run_views, store_export, store_options
 from leyden.cli.connecting import answer_of, connect
 from leyden.store import SqliteLightningStore
 from tests.machine_clock import MachineClock
@@ -110,7 +110,7 @@ def test_every_command_that_reads_or_changes_a_store_gives_up_on_a_dead_server_i
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store_options.WAIT_SECONDS == 10
-    for module in (operators, run_views, store_export):
+    for module in (store_options, run_views, store_export):
         monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     url = f"http://127.0.0.1:{free_port()}"
     wait = ["--wait", "0.2"] if command == ["samples"] else []

@@ -1,6 +1,6 @@
 """Train the demo's agent with the parts that production uses, small enough for a laptop.
 
-A run has the starting weights, a policy backend in a process of its own, the gateway, a durable store and
+A run has the starting weights, a policy backend in its own process, the gateway, a durable store and
 `PolicyGradient`. Afterwards this module reads the metrics, draws the curve, and returns a game from before and one from
 after training.
 """
@@ -265,26 +265,19 @@ def _transcript(rollout: Rollout, spans: Sequence[Span]) -> list[str]:
     for span in sorted(
         (span for span in spans if span.name == semconv.MODEL_CALL), key=lambda span: span.start_time or 0
     ):
-        reply = _content(span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES])
+        messages: Any = span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES]
+        reply = str(json.loads(messages)[0].get("content") or "")
         lines.append(f"  > {reply}")
         lines.append(game.guess(reply).text)
     return lines
 
 
-def _content(messages: Any) -> str:
-    message = json.loads(messages)[0]
-    return str(message.get("content") or "")
-
-
 def python_line(directory: Path) -> str:
     """Return the shell command that plays a game with the trained agent."""
-    return f'{_python()} -c "from leyden.cli.demo.watch import watch; watch({str(directory / "model")!r}, secret=7)"'
-
-
-def _python() -> str:
-    """Return the command for this Python: its name if a shell finds it, else the shortest path."""
-    this, name = Path(sys.executable), Path(sys.executable).name
-    found = shutil.which(name)
+    this = Path(sys.executable)
+    found = shutil.which(this.name)
     if found is not None and Path(found) == this:
-        return name
-    return str(this.relative_to(Path.cwd())) if this.is_relative_to(Path.cwd()) else str(this)
+        python = this.name
+    else:
+        python = str(this.relative_to(Path.cwd())) if this.is_relative_to(Path.cwd()) else str(this)
+    return f'{python} -c "from leyden.cli.demo.watch import watch; watch({str(directory / "model")!r}, secret=7)"'

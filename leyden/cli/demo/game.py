@@ -71,8 +71,9 @@ class Game:
         if self.done:
             raise ConfigError(f"this game ended after {self.turns} turns; start a new Game to play on")
         self.turns += 1
-        number = _whole_number(text)
-        if number is None:
+        try:
+            number = int(text)
+        except ValueError:  # no number, or one with thousands of digits
             return self._end(f"not a number; it was {self.secret}")
         if number == self.secret:
             return self._end("right", won=True)
@@ -108,10 +109,3 @@ def sloppy_probability(game: Game, reply: str, *, attention: float) -> float:
     """
     listening = 1 / (game.high - game.low + 1) if game.low <= int(reply) <= game.high else 0.0
     return attention * listening + (1 - attention) / NUMBERS
-
-
-def _whole_number(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:  # no number, or one with thousands of digits
-        return None
