@@ -100,8 +100,8 @@ def _find(module: str, qualname: str) -> Any:
 
 
 def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a sync or async function. The names of its parameters say what it is given: `task` first, then
-    any of `resources`, `rollout`, `llm` and `prompt_template`.
+    """Make an agent of a sync or async function, with parameters `task` and any of `resources`, `rollout`, `llm` and
+    `prompt_template`.
 
     Raise ConfigError for a parameter that has no source and no default.
     """

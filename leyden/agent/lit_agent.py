@@ -52,7 +52,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return self.rollout(task, resources, rollout)
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Do the task in a coroutine. Parameters and result are those of `rollout`."""
+        """Do the task in a coroutine, as `rollout` does."""
         raise ConfigError(self._lacks("rollout_async"))
 
     async def training_rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:

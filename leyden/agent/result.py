@@ -70,9 +70,7 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
 
 
 def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
-    """Return the span that records returned rewards, the primary one first. Raise InvalidReturn for a name that is no
-    string, and for a value that is no finite number.
-    """
+    """Return the span of returned rewards, the primary one first. Raise InvalidReturn for a wrong name or value."""
     numbers: dict[str, float] = {}
     for name, value in rewards.items():
         if not isinstance(name, str):
@@ -89,9 +87,7 @@ def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
 
 
 def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the rewards with the primary one first. Raise InvalidReturn if there is none, or if none of several is
-    called `primary`.
-    """
+    """Return the rewards with the primary one first. Raise InvalidReturn if it is not clear which one that is."""
     if not rewards:
         raise InvalidReturn(f"the agent returned an empty dict; {_POSSIBLE}")
     if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:

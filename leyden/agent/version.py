@@ -1,8 +1,7 @@
 """Identify an agent's code by a version, so that results of other code are not taken for its own.
 
-The version covers the source of the agent and of the names of its module that it uses, and the values of the module's
-variables among them. It does not cover imported modules, the model behind the agent, files that it reads, or values
-that default arguments and class bodies compute.
+The version covers the code and values that `agent_version` lists. It does not cover imported modules, the model behind
+the agent, files that it reads, or values that default arguments and class bodies compute.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ def agent_version(agent: LitAgent[Any]) -> str | None:
 
 
 def _used(code: Any) -> list[str]:
-    """Return as sorted texts the definition of a function or class, the definitions of its module that it uses directly
-    or not, and the values of the variables that these use.
-
-    Raise TypeError if it uses a variable whose value has no text.
-    """
+    """Return what determines a function or class, as sorted texts. Raise TypeError for a variable that has no text."""
     module = sys.modules[code.__module__]
     own = _definition(code)
     statements = _statements(inspect.getsource(module))

@@ -24,10 +24,7 @@ def current_trace() -> Trace | None:
 
 
 def inherited_trace() -> Trace | None:
-    """Return the trace in which this process was started, or None.
-
-    Its environment variables say so (`Trace.environment`).
-    """
+    """Return the trace in which this process was started, as its environment variables say, or None."""
     return process_trace() if SPANS_URL in os.environ else None
 
 

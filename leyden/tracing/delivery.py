@@ -223,27 +223,21 @@ class Delivery:
         return self._batch
 
     async def _deliver(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> None:
-        """Send a batch, and queue again what was not delivered, also if the task is cancelled."""
+        """Send a batch, queue what was not delivered again, also after a cancellation, and schedule the next batch."""
         undelivered = batch
         try:
             undelivered = await self._send(batch)
         finally:
             self._batch = None
-            self._put_back(undelivered)
-
-    def _put_back(self, undelivered: Sequence[tuple[SpanOutbox, Span]]) -> None:
-        """Queue undelivered spans again, and schedule the next batch: at once if many spans are pending, otherwise
-        after a while.
-        """
-        with self._lock:
-            self._pending[:0] = undelivered
-            full = len(self._pending) >= _FLUSH_SPANS and not undelivered
-            arm = bool(self._pending) and not full and not self._armed
-            self._armed = self._armed or arm
-        if full:
-            self._start()
-        elif arm:
-            self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
+            with self._lock:
+                self._pending[:0] = undelivered
+                full = len(self._pending) >= _FLUSH_SPANS and not undelivered
+                arm = bool(self._pending) and not full and not self._armed
+                self._armed = self._armed or arm
+            if full:
+                self._start()
+            elif arm:
+                self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
 
     async def _send(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> Sequence[tuple[SpanOutbox, Span]]:
         """Send a batch to the store, and return the spans to retry.

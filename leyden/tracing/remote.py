@@ -42,8 +42,7 @@ class RemoteDestination:
     """Sends spans to the process that opened their trace. Implements `SpanDestination`."""
 
     def __init__(self, url: str) -> None:
-        """url: the address of the trace (`Trace.address`)."""
-        self.url = url
+        self.url = url  # of `Trace.address`
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
         """Send all spans. Safe to repeat.
@@ -82,8 +81,7 @@ async def _post(url: str, body: bytes) -> tuple[int, str]:
 
 
 def below(traceparent: str, trace: Trace) -> otel_context.Context:
-    """Return the current context with a step of another process as the current span, and make that step the parent of
-    the trace's outermost spans.
+    """Make a step of another process the parent of the trace's outermost spans, and return a context within that step.
 
     traceparent: the step, as a W3C header. If it is malformed, the trace stays as it is.
     """
@@ -116,7 +114,6 @@ def process_trace() -> Trace | None:
 
 
 def _open_process_trace() -> Trace | None:
-    """Open the trace that the environment variables name, and register its delivery at exit."""
     wanted = (SPANS_URL, "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT_ID")
     url, rollout_id, attempt_id = (os.environ.get(name) for name in wanted)
     if not url or not rollout_id or not attempt_id:
@@ -130,10 +127,6 @@ def _open_process_trace() -> Trace | None:
 
 
 def _close(outbox: SpanOutbox, pid: int) -> None:
-    """Deliver the spans of the process's trace as it exits.
-
-    pid: the process that opened it.
-    """
     if pid != os.getpid():  # a forked child runs its parent's exit functions, too
         return
     try:

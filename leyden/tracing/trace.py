@@ -196,10 +196,8 @@ class Trace:
             self.add(self._span(step.name, step.attributes, step.status, start, time.time(), span_id, parent))
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which a child process records in this trace, and with which its model
-        calls reach the attempt's gateway.
-
-        The child may be written in any language.
+        """Return the environment variables with which a child process, in any language, records in this trace and calls
+        the attempt's gateway.
         """
         attempt = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
@@ -228,9 +226,9 @@ class Trace:
                 self._address = None
 
     def address(self) -> str:
-        """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's form.
+        """Return the URL that takes spans of other processes, as OTLP or in Leyden's form, until the trace is closed.
 
-        It is served until the trace is closed. Raise NoActiveTrace for a trace that no `TraceContext` opened.
+        Raise NoActiveTrace for a trace that no `TraceContext` opened.
         """
         with self._lock:
             if self._url is not None:
@@ -253,9 +251,7 @@ class Trace:
         return self._pack(self)
 
     def _parent(self) -> tuple[str, str | None]:
-        """Return the trace id and the span id of the step under way. Outside any step, return this trace's own ids, of
-        which the span id may be None.
-        """
+        """Return the trace id and span id of the step under way; outside any step this trace's own."""
         context = otel_trace.get_current_span().get_span_context()
         if not context.is_valid:
             return self.trace_id, self.parent_id
@@ -305,9 +301,7 @@ def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
 
 
 def exception_attributes(error: BaseException) -> Attributes:
-    """Return OpenTelemetry's attributes of an exception: type, message, stack trace. A group with one error in it has
-    the type and message of that one.
-    """
+    """Return OpenTelemetry's attributes of an exception. A group of one error has that one's type and message."""
     inner = inner_errors(error)
     named = inner[0] if len(inner) == 1 else error
     kind = type(named)

@@ -37,13 +37,13 @@ class Tracer(NamedOptions, ABC):
     def prepare(self) -> None:
         """Set up whatever notices steps, such as a listener of a library.
 
-        It is called by `init` and each time that a trace opens, so it must be cheap when there is nothing left to do.
+        Called by `init` and as each trace opens, so it must be cheap when there is nothing left to do.
         """
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Return a context that is entered as each trace opens and left as it closes.
+        """Return a context to hold while a trace is open, of which there may be many at a time.
 
-        Any number may be open at a time. Override it for changes that must be undone afterwards.
+        Override it for changes that must be undone afterwards.
         """
         return nullcontext()
 
@@ -52,10 +52,7 @@ class Tracer(NamedOptions, ABC):
         self.prepare()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the worker's store, the default for traces of attempts.
-
-        Each worker calls this before it works.
-        """
+        """Bind a worker's store, the default for traces of attempts. Each worker calls this before it works."""
         self._worker_stores = {**self._worker_stores, worker_id: store}
 
     def teardown_worker(self, worker_id: int) -> None:
@@ -63,10 +60,7 @@ class Tracer(NamedOptions, ABC):
         self._worker_stores = {key: store for key, store in self._worker_stores.items() if key != worker_id}
 
     def teardown(self) -> None:
-        """Release everything. Called once, at the end.
-
-        No span is lost, because each trace has delivered its spans when it closed.
-        """
+        """Release everything. Called once, at the end, when each trace has delivered its spans."""
 
     def trace_context(
         self,
@@ -79,11 +73,10 @@ class Tracer(NamedOptions, ABC):
         """Return a context manager that opens a trace: `async with tracer.trace_context(...) as trace:`, or `with` in
         sync code.
 
-        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by default the store that
-        `init_worker` was given. Leaving the block raises if they could not be recorded. Without ids, or without any
-        store, the spans stay in `trace.spans`. Traces may be nested: a span belongs to the innermost one. Raise
-        ConfigError for one id without the other, for a store without ids, and for ids without `store` where the workers
-        of this tracer have different stores.
+        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by default the workers'.
+        Leaving the block raises if they could not be recorded. Without ids or a store, the spans stay in `trace.spans`.
+        A span belongs to the innermost of nested traces. Raise ConfigError for one id without the other, for a store
+        without ids, and for ids without `store` if the workers have different stores.
         """
         if store is None and rollout_id is not None:
             store = self._workers_store()
@@ -100,9 +93,6 @@ class Tracer(NamedOptions, ABC):
         return context
 
     def _workers_store(self) -> LightningStore | None:
-        """Return the store of this tracer's workers, or None if no worker was set up. Raise ConfigError if they have
-        several.
-        """
         stores = list({id(store): store for store in self._worker_stores.values()}.values())
         if len(stores) > 1:
             raise ConfigError(
@@ -116,10 +106,7 @@ class Tracer(NamedOptions, ABC):
         return {name: value for name, value in vars(self).items() if name != "_worker_stores"}
 
     def get_last_trace(self) -> list[Span]:
-        """Return the spans of the trace that is open here.
-
-        Outside a trace, return those of the last trace that was opened in this context or task, or an empty list.
-        """
+        """Return the spans of the current trace, else of the last one that this context opened, else none."""
         return last_trace()
 
     def create_span(

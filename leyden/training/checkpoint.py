@@ -58,7 +58,6 @@ class SavedCheckpoint:
 
     @property
     def vessel_path(self) -> Path:
-        """The directory with the vessel's files."""
         return self.path / _VESSEL
 
     @property
@@ -164,10 +163,7 @@ class CheckpointStore:
                 remove_directory(self._path(iteration))
 
     def kept(self, newest: int, *, best: int | None = None) -> set[int]:
-        """Return the iterations whose checkpoints stay once the checkpoint of `newest` exists.
-
-        best: the iteration of the best checkpoint, which stays too; None if there is none.
-        """
+        """Return the iterations whose checkpoints stay, `best` among them, once the checkpoint of `newest` exists."""
         steps = sorted({step for step in self.steps() if step <= newest} | {newest})
         return set(steps if self.keep is None else steps[-self.keep :]) | ({best} if best is not None else set())
 
@@ -252,10 +248,7 @@ class CheckpointStore:
         return SavedCheckpoint(path, iteration, _read_json(path / _STATE))
 
     def damage(self, iteration: int) -> str | None:
-        """Return a message that describes the damage to the checkpoint of `iteration`.
-
-        Return None if it is intact, or if a newer version of Leyden wrote it.
-        """
+        """Return what is wrong with a checkpoint; None if it is intact or a newer Leyden wrote it."""
         try:
             self.verify(iteration)
         except _DamagedError as damage:
@@ -291,7 +284,7 @@ class CheckpointStore:
         return manifest
 
     def n_bytes(self, iteration: int) -> int:
-        """Return the size of a checkpoint's files in bytes; 0 if there is no such checkpoint."""
+        """Return the bytes of a checkpoint's files; 0 if there is no such checkpoint."""
         return sum(file.stat().st_size for file in self._path(iteration).rglob("*") if file.is_file())
 
     def _path(self, iteration: int) -> Path:

@@ -152,10 +152,7 @@ def map_leaves(
 
 
 def _as_json(container: Any) -> Any:
-    """Return a container as JSON can hold it.
-
-    A tuple, and a dict with whole numbers or markers among its keys, become a marked list.
-    """
+    """Return a container for JSON. A tuple, and a dict with numbers or markers as keys, become a marked list."""
     if isinstance(container, tuple):
         return {_TUPLE: list(cast("tuple[Any, ...]", container))}
     if isinstance(container, dict):
@@ -196,10 +193,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> tuple[Any, str | None]:
-    """Return the value as an array, and None.
-
-    For a tensor of a dtype that NumPy lacks, return an array of its bits and the dtype's name.
-    """
+    """Return an array and None, or for a tensor whose dtype NumPy lacks, its bits and the dtype's name."""
     if not _is_tensor(value):
         return value, None
     tensor = value.detach().cpu().contiguous()

@@ -148,7 +148,7 @@ class TrainLoop(NamedOptions):
         self._stage_started_at = time.monotonic()
 
     def initialize_iter(self) -> None:
-        """Drop the metrics that rows of the last iteration have, because a new one begins."""
+        """Drop the metrics that rows have already, because a new iteration begins."""
         self.metrics, self._set_by_loop = self._own_metrics(), {}
 
     def log(self, name: str, value: Any) -> None:
@@ -461,17 +461,11 @@ class TrainLoop(NamedOptions):
 
 
 def _stage_of(name: str, stage: Stage) -> Stage:
-    """Return to whose row a number of a hook belongs.
-
-    stage: where the hook was called.
-    """
     return "val" if name.startswith("val/") else stage
 
 
 def _own_values(metrics: Metrics, source: str) -> dict[str, MetricValue]:
-    """Return numbers that a hook has set as plain ones. Raise InvalidMetrics for one that is not
-    finite: the hook can leave it out, where a mean of no rollouts cannot.
-    """
+    """Return a hook's numbers as plain ones. Raise InvalidMetrics for one that is not finite."""
     cleaned = clean_metrics(metrics, source=source)
     for name, value in cleaned.items():
         if isinstance(value, float) and not math.isfinite(value):

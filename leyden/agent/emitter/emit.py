@@ -42,7 +42,6 @@ def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
     """Record a text in the attempt, and return the span that holds it.
 
-    attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
     Raise InvalidEmission for a value that is no string, for which `emit_object` is. Raise NoActiveTrace outside a
     trace.
@@ -65,7 +64,6 @@ def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, prop
     """Record a JSON value in the attempt, and return the span that holds it.
 
     value: None, bool, int, float, str, or a list or dict of these; keys of dicts are strings.
-    attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
     Raise InvalidEmission, which names the first part that is not JSON, for any other value. Raise NoActiveTrace outside
     a trace.
@@ -100,8 +98,6 @@ def emit_exception(
     """Record an exception's type, message and stack trace, and return the span, whose status is ERROR.
 
     The attempt goes on; the exception is not raised.
-
-    attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
     Raise InvalidEmission for a value that is no exception, and NoActiveTrace outside a trace.
     """

@@ -134,7 +134,6 @@ def operation(
     """Record a call or a block: `@operation`, `@operation(name=...)`, or `with operation(name="search") as step:`.
 
     name: the step's name. A decorator may leave it out: the function's qualified name.
-    attributes: further attributes of the step's span.
     Raise ConfigError for a block without a name, and for a generator function.
     """
     recorder = Operation(name, attributes)

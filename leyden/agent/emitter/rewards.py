@@ -25,7 +25,6 @@ def emit_reward(
 
     reward: a finite number (a bool, a NumPy scalar, an array or tensor of one element, too), or finite numbers by name.
     primary_key: the name of the primary reward; needed if there are several names.
-    attributes: further attributes of the span.
     propagate: False makes the span without recording it, and needs no trace.
     Raise InvalidEmission for a value that is no finite number, and for a missing or unknown primary_key. Raise
     NoActiveTrace outside a trace.

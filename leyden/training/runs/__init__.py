@@ -2,12 +2,11 @@
 
 Lives here: `Run`, which an algorithm reports to; the recorder, which writes a run's folder and its rows in the store;
 and the reader, which opens a running, finished or crashed run from either. The package knows the store and the rows of
-a training loop. It knows no algorithm, no trainer and no
-agent: a trainer attaches a recorder to a `Run` and describes its parts in `config`.
+a training loop, and no algorithm, trainer or agent: a trainer attaches a recorder to a `Run` and describes its parts in
+`config`.
 
 A run folder holds `run.json` (`folder.py` says which fields), `metrics.jsonl` (a row for each stage), `failures.jsonl`
-(a line for each failed rollout), `run.log`, and beside them what others
-keep: `store.sqlite`, `checkpoints/`, `model/`.
+(a line for each failed rollout), `run.log`, and beside them the store, `checkpoints/` and `model/`.
 
 To record something more about a run, add it to the configuration (`run_description.py`). To show something more, add it
 to `RunMetrics`, which every reader of a run uses.

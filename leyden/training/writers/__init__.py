@@ -6,10 +6,10 @@ checkpoint covers, and cuts the file there when a run is resumed; `AppendingWrit
 are imported when their writer is made.
 """
 
+from leyden.training.writers.appending import JsonlWriter as JsonlWriter
 from leyden.training.writers.buffer import LogBuffer as LogBuffer
 from leyden.training.writers.console import ConsoleWriter as ConsoleWriter
 from leyden.training.writers.csv import CsvWriter as CsvWriter
-from leyden.training.writers.jsonl import JsonlWriter as JsonlWriter
 from leyden.training.writers.log_writer import LogWriter as LogWriter
 from leyden.training.writers.mlflow import MlflowWriter as MlflowWriter
 from leyden.training.writers.pickle import PickleWriter as PickleWriter

@@ -1,6 +1,4 @@
-"""`FileWriter`, the base class of writers with a file, and `AppendingWriter`, the base class of writers that append the
-bytes of each row to their file.
-"""
+"""Writers with a file: the base class `FileWriter`, `AppendingWriter`, to which others add bytes, `JsonlWriter`."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from leyden._lib.atomic import append_privately
+from leyden._lib.json import json_line
 from leyden._lib.options import check_path
 from leyden.errors import CheckpointError, ConfigError
 from leyden.training.metrics import LogLevel, Row, RowKind
@@ -113,3 +112,14 @@ class AppendingWriter(FileWriter, ABC):
         file.write(content)
         file.flush()
         self._bytes = file.tell()
+
+
+class JsonlWriter(AppendingWriter):
+    """Writes one line of JSON for each row, such as {"iteration": 1, "stage": "train", ...}.
+
+    NaN and infinity are written as null, because JSON lacks them. A new run replaces the file; a resumed one cuts it
+    after the rows that its checkpoint counts.
+    """
+
+    def encode(self, row: Row) -> bytes:
+        return json_line(row.flat()).encode()

@@ -182,7 +182,7 @@ class LogWriter(NamedOptions):
     # ---- what happens ----------------------------------------------------------------------------
 
     def on_stage_start(self, iteration: int, stage: Stage) -> None:
-        """Called when a stage begins; its row will have this iteration."""
+        """Called when a stage begins, with the iteration that its row will have."""
         self.iteration, self.stage = iteration, stage
 
     def on_env_all_ready(self) -> None:
