@@ -37,8 +37,7 @@ from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
-from leyden.algorithm.prompts.options import check_reward_range, check_shared_options
-from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser, gather_all
+from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser, check_counts, check_texts, gather_all
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 from leyden.errors import BudgetExceeded, CheckpointError, ConfigError
@@ -128,49 +127,37 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         seed: int = 0,
         **loop_options: Any,
     ) -> None:
-        check_shared_options(
-            client=async_openai_client,
-            counts={
-                "gradient_batch_size": gradient_batch_size,
-                "val_batch_size": val_batch_size,
-                "beam_width": beam_width,
-                "branch_factor": branch_factor,
-                "beam_rounds": beam_rounds,
-                "stages_per_round": stages_per_round,
-                "max_prompt_characters": max_prompt_characters,
-            },
-            temperature=("diversity_temperature", diversity_temperature),
-            names={
-                "gradient_model": gradient_model,
-                "apply_edit_model": apply_edit_model,
-                "agent_model": agent_model,
-                "resource_name": resource_name,
-            },
+        check_counts(
+            gradient_batch_size=gradient_batch_size,
+            val_batch_size=val_batch_size,
+            beam_width=beam_width,
+            branch_factor=branch_factor,
+            beam_rounds=beam_rounds,
+            stages_per_round=stages_per_round,
+        )
+        check_number("diversity_temperature", diversity_temperature, at_least=0)
+        check_texts(gradient_model=gradient_model, apply_edit_model=apply_edit_model)
+        super().__init__(
+            async_openai_client,
+            reward_range=reward_range,
             rollout_batch_timeout=rollout_batch_timeout,
+            resource_name=resource_name,
+            agent_model=agent_model,
             test_dataset=test_dataset,
             budget=budget,
+            max_prompt_characters=max_prompt_characters,
             agent_version=agent_version,
             failed_reward=failed_reward,
             seed=seed,
+            max_iters=beam_rounds,
+            val_every_n_iters=1,
+            validate_first=run_initial_validation,
+            **loop_options,
         )
         check_flag("run_initial_validation", run_initial_validation)
         check_number("critic_runs", critic_runs, at_least=1, whole=True, or_none="gradient_batch_size")
         wanted = "as many as a round has branches"
         check_number("candidates_per_stage", candidates_per_stage, at_least=1, whole=True, or_none=wanted)
-        super().__init__(
-            max_iters=beam_rounds, val_every_n_iters=1, validate_first=run_initial_validation, **loop_options
-        )
-        self.configure(
-            async_openai_client,
-            resource_name=resource_name,
-            agent_model=agent_model,
-            test_dataset=test_dataset,
-            budget=budget,
-            agent_version=agent_version,
-            failed_reward=failed_reward,
-            evaluation_seconds=rollout_batch_timeout,
-        )
-        self.reward_range = None if reward_range is None else check_reward_range(reward_range)
         has_client = async_openai_client is not None
         self.diversity_temperature = diversity_temperature
         self.gradient_batch_size, self.val_batch_size = gradient_batch_size, val_batch_size
@@ -178,8 +165,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self.critic_runs = critic_runs or gradient_batch_size
         self.candidates_per_stage = candidates_per_stage or beam_width * branch_factor
         self.stages_per_round = stages_per_round
-        self.rollout_batch_timeout, self.run_initial_validation = rollout_batch_timeout, run_initial_validation
-        self.max_prompt_characters, self.seed = max_prompt_characters, seed
+        self.run_initial_validation = run_initial_validation
         self._writer = PromptWriter(
             gradient_model=gradient_model or (_GRADIENT_MODEL if has_client else None),
             apply_edit_model=apply_edit_model or (_EDIT_MODEL if has_client else None),

@@ -30,8 +30,7 @@ from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
-from leyden.algorithm.prompts.options import check_reward_range, check_shared_options
-from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser, gather_all
+from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser, check_counts, check_texts, gather_all
 from leyden.algorithm.prompts.proposed_prompts import proposed_prompt
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
@@ -124,27 +123,24 @@ class GEPA(PromptOptimiser):
         failed_reward: float = 0.0,
         seed: int = 0,
     ) -> None:
-        check_shared_options(
-            client=async_openai_client,
-            counts={
-                "max_steps": max_steps,
-                "proposals_per_step": proposals_per_step,
-                "minibatch_size": minibatch_size,
-                "max_prompt_characters": max_prompt_characters,
-            },
-            temperature=("reflection_temperature", reflection_temperature),
-            names={
-                "reflection_model": reflection_model,
-                "agent_model": agent_model,
-                "resource_name": resource_name,
-            },
+        super().__init__(
+            async_openai_client,
+            reward_range=reward_range,
             rollout_batch_timeout=rollout_batch_timeout,
+            resource_name=resource_name,
+            agent_model=agent_model,
             test_dataset=test_dataset,
             budget=budget,
+            max_prompt_characters=max_prompt_characters,
             agent_version=agent_version,
             failed_reward=failed_reward,
             seed=seed,
         )
+        if self.reward_range is None:
+            raise ConfigError("reward_range is None; give the lowest and the highest reward, as (0.0, 1.0)")
+        check_counts(max_steps=max_steps, proposals_per_step=proposals_per_step, minibatch_size=minibatch_size)
+        check_number("reflection_temperature", reflection_temperature, at_least=0)
+        check_texts(reflection_model=reflection_model)
         check_number("race_error", race_error, above=0, at_most=0.5, or_none="no race")
         check_flag("use_merge", use_merge)
         selections = ("leader", "pareto", "current_best", "epsilon_greedy", "top_k_pareto")
@@ -161,25 +157,13 @@ class GEPA(PromptOptimiser):
                 f"frontier={frontier!r} chooses parents from a front, and candidate_selection='leader' keeps none; "
                 "give candidate_selection='pareto'"
             )
-        self.configure(
-            async_openai_client,
-            resource_name=resource_name,
-            agent_model=agent_model,
-            test_dataset=test_dataset,
-            budget=budget,
-            agent_version=agent_version,
-            failed_reward=failed_reward,
-            evaluation_seconds=rollout_batch_timeout,
-        )
-        self.reward_range = low, high = check_reward_range(reward_range)
-        self._highest, self._race_range = high, (low, high)
+        self._race_range = self.reward_range
         self.reflection_model = reflection_model or (_MODEL if async_openai_client is not None else None)
         self.reflection_temperature = reflection_temperature
         self.max_steps, self.proposals_per_step, self.minibatch_size = max_steps, proposals_per_step, minibatch_size
         self.candidate_selection, self.component_selection = candidate_selection, component_selection
         self.frontier, self.use_merge = frontier, use_merge
         self.race_error = race_error
-        self.max_prompt_characters, self.seed = max_prompt_characters, seed
         self._template = None if reflection_prompt_file is None else _request_template(Path(reflection_prompt_file))
 
     async def run(
@@ -338,7 +322,7 @@ class GEPA(PromptOptimiser):
                 candidate_selection=self.candidate_selection,
                 frontier_type=self.frontier,
                 reflection_minibatch_size=min(self.minibatch_size, len(self._train)),
-                perfect_score=self._highest,
+                perfect_score=self._race_range[1],
                 use_merge=self.use_merge,
                 seed=self.seed,
             )
@@ -442,7 +426,7 @@ class GEPA(PromptOptimiser):
             await self.publish(candidate),
             tasks,
             mode=mode,
-            deadline_seconds=self._evaluation_seconds,
+            deadline_seconds=self.rollout_batch_timeout,
             keep_until=self.max_steps + 1,
         )
         if not self.check_rewards(found.scores, "validation races are switched off"):

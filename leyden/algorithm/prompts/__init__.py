@@ -2,14 +2,13 @@
 
 | module | has |
 |---|---|
-| `prompt_optimiser.py` | the base class: models, budget, the best prompts |
+| `prompt_optimiser.py` | the base class: options, models, budget, the best prompts |
 | `candidate.py`, `comparison.py` | candidates, and how they compare |
 | `beliefs.py` | what all rewards together say about each candidate |
 | `reflector.py`, `journal.py` | calls of reflection models, and their replay |
 | `texts.py` | what these models read, and which prompts can take the place of others |
 | `proposed_prompts.py` | the prompt in an answer |
 | `components.py` | the choice of the prompt to rewrite, of several |
-| `options.py` | checks of options |
 | `records.py`, `result.py` | what the store keeps of a run, and its result |
 | `extraction.py` | finds the prompts of an agent that has them in its code |
 

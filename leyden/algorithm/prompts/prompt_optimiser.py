@@ -13,11 +13,11 @@ import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leyden._lib.formatting import figure
 from leyden._lib.numbers import mean_of
-from leyden._lib.options import nearest
+from leyden._lib.options import check_number, nearest
 from leyden.algorithm.algorithm import Algorithm, Dataset
 from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Evaluator, Score
@@ -48,33 +48,51 @@ class PromptOptimiser(Algorithm):
 
     enqueues_datasets = True
 
-    def configure(
+    def __init__(
         self,
         client: AsyncOpenAI | None,
         *,
+        reward_range: tuple[float, float] | None,
+        rollout_batch_timeout: float,
         resource_name: str | None,
         agent_model: str | None,
         test_dataset: Dataset[Any] | None,
         budget: Budget | None,
+        max_prompt_characters: int,
         agent_version: str | None,
         failed_reward: float,
-        evaluation_seconds: float,
+        seed: int,
+        **loop_options: Any,
     ) -> None:
-        """Set the options that all optimisers have, as `APO` and `GEPA` document them. Call it in `__init__`, after
-        `check_shared_options`.
+        """Check and set the options that all optimisers have, as `APO` and `GEPA` document them.
 
-        evaluation_seconds: the seconds after which unfinished rollouts of an evaluation count as failed.
+        loop_options: options of the next base class.
+        Raise ConfigError, with the option's name and a remedy, for the first value that is not possible.
         """
+        super().__init__(**loop_options)
+        if client is not None and not hasattr(client, "chat"):
+            raise ConfigError(
+                f"async_openai_client is a {type(client).__name__}; give an openai.AsyncOpenAI, or None for the gateway"
+            )
+        check_counts(max_prompt_characters=max_prompt_characters)
+        check_number("rollout_batch_timeout", rollout_batch_timeout, above=0)
+        check_number("failed_reward", failed_reward)
+        check_number("seed", seed, whole=True)
+        check_texts(agent_model=agent_model, resource_name=resource_name, agent_version=agent_version)
+        if budget is not None and not isinstance(cast(object, budget), Budget):
+            raise ConfigError(f"budget is {budget!r}; give Budget(rollouts=...), or None for no limit")
+        if test_dataset is not None and (isinstance(test_dataset, str) or not hasattr(test_dataset, "__getitem__")):
+            raise ConfigError(f"test_dataset is a {type(test_dataset).__name__}; give a list of tasks, or None")
         self._client = client
+        self.reward_range = None if reward_range is None else _checked_range(reward_range)
+        self.rollout_batch_timeout = rollout_batch_timeout
         self.resource_name, self.agent_model = resource_name, agent_model
         self.test_dataset, self.budget = test_dataset, budget
-        self._agent_version_given, self.failed_reward = agent_version, failed_reward
-        self._evaluation_seconds = evaluation_seconds
+        self.max_prompt_characters, self.failed_reward, self.seed = max_prompt_characters, failed_reward, seed
+        self._agent_version_given = agent_version
         self._others: NamedResources = {}
         """The resources that are not improved."""
         self._best: Candidate | None = None
-        self.reward_range: tuple[float, float] | None = None
-        """The lowest and the highest reward, if the user has given them."""
         self._is_in_range = True
 
     # ---- the beginning ---------------------------------------------------------------------------
@@ -271,7 +289,7 @@ class PromptOptimiser(Algorithm):
             before, after = await gather_all(
                 [
                     self.evaluator.evaluate(
-                        await self.publish(each), tasks, mode="test", deadline_seconds=self._evaluation_seconds
+                        await self.publish(each), tasks, mode="test", deadline_seconds=self.rollout_batch_timeout
                     )
                     for each in (first, best)
                 ]
@@ -280,6 +298,30 @@ class PromptOptimiser(Algorithm):
             logger.warning("the prompts are not measured on the test set: %s", error)
             return None, None
         return after.mean, compare(dict(enumerate(before.by_task)), dict(enumerate(after.by_task)))
+
+
+def check_counts(**counts: object) -> None:
+    """Raise ConfigError for the first option that is no whole number of at least 1."""
+    for name, count in counts.items():
+        check_number(name, count, at_least=1, whole=True)
+
+
+def check_texts(**texts: object) -> None:
+    """Raise ConfigError for the first option that is neither None nor a text with a letter."""
+    for name, text in texts.items():
+        if text is not None and (not isinstance(text, str) or not text.strip()):
+            raise ConfigError(f"{name} is {text!r}; give a text that is not empty, or None")
+
+
+def _checked_range(value: object) -> tuple[float, float]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(cast("Sequence[Any]", value)) != 2:
+        raise ConfigError(f"reward_range is {value!r}; give the lowest and the highest reward, as (0.0, 1.0)")
+    low, high = cast("Sequence[Any]", value)
+    check_number("the lowest reward of reward_range", low)
+    check_number("the highest reward of reward_range", high)
+    if not low < high:
+        raise ConfigError(f"reward_range is {value!r}; give the lowest reward first, as (0.0, 1.0)")
+    return float(low), float(high)
 
 
 async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
