@@ -1,8 +1,9 @@
-"""Sequential tests by betting: evidence that may be read after every observation.
+"""Sequential tests by betting, whose evidence may be read after every observation, and a model of effects.
 
 `difference` compares the means of two arms of randomised traffic, `ranks` makes unbounded values comparable, `share`
 checks the randomisation, `change` finds a drop of a mean against a reference, and `finite` tests the mean of a finite
-population. All are pure functions of numbers over small frozen states, without NumPy.
+population. All are pure functions of numbers over small frozen states, without NumPy. `effects` estimates what each
+edit of a prompt adds to its reward.
 
 An *e-process* is a non-negative process whose expectation is at most 1 at every stopping time, if the null hypothesis
 holds. So it exceeds 1 / error with a probability of at most `error`, however often it is read (Ville's inequality,
@@ -21,6 +22,8 @@ from leyden.statistics.difference import Evidence as Evidence
 from leyden.statistics.difference import average_log_e as average_log_e
 from leyden.statistics.difference import observe_difference as observe_difference
 from leyden.statistics.difference import weighted_difference as weighted_difference
+from leyden.statistics.effects import EffectModel as EffectModel
+from leyden.statistics.effects import Effects as Effects
 from leyden.statistics.finite import ShortfallEvidence as ShortfallEvidence
 from leyden.statistics.finite import observe_shortfall as observe_shortfall
 from leyden.statistics.ranks import RankHistory as RankHistory

@@ -1,7 +1,7 @@
 """`APO`: improve an agent's prompts by textual gradients (ProTeGi, arXiv:2305.03495) and Thompson sampling.
 
 One step is one round. A model criticises the worst rollouts of each prompt in the beam, and a model rewrites the
-prompt. Then the effect of each edit on the reward is estimated from all rewards so far (`effects.py`). Each candidate
+prompt. Then the effect of each edit on the reward is estimated from all rewards so far (`EffectModel`). Each candidate
 that runs is the best one according to effects that are drawn from their posterior distribution, joined with the best
 edits of others (`joining.py`). So a round can add several edits to a prompt, spends few rollouts on bad ones, and
 removes an edit that turns out to be useless. The leading candidate replaces the best one if it is ahead after both ran
@@ -33,7 +33,6 @@ from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
 from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.policy_gradient.step_data import epoch_place
-from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
@@ -277,8 +276,12 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         rewards: dict[str, Rewards] = {
             candidate.key: search.val[place] for place, candidate in enumerate(search.candidates)
         }
-        n_compared, expected = max(1, len(search.measured) - 1), self._expected_reward()
-        return await self.result(search.candidates[0], rewards, n_compared=n_compared, expected_reward=expected)
+        return await self.result(
+            search.candidates[0],
+            rewards,
+            n_compared=max(1, len(search.measured) - 1),
+            expected_reward=search.expected_reward(self.reward_range if self._is_in_range else None),
+        )
 
     # ---- the parts of a round, for users and subclasses ------------------------------------------
 
@@ -520,18 +523,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             for place in places
         ]
         await self.record(round_, records)
-
-    def _expected_reward(self) -> float | None:
-        """Return the expected reward of the best prompts on new tasks, given all rewards; None if they have no reward,
-        or if all rewards are equal and the range of rewards is unknown.
-        """
-        search = self._search
-        rewards = [search.rewards(place) for place in range(len(search.candidates))]
-        if search.best is None or not rewards[search.best]:
-            return None
-        seen = [reward for each in rewards for reward in each.values()]
-        limits = self.reward_range if self.reward_range and self._is_in_range else (min(seen), max(seen))
-        return expected_rewards(search.parents, rewards, limits)[search.best] if limits[0] < limits[1] else None
 
     def _mean(self, place: int, tasks: Sequence[int]) -> float:
         rewards = self._search.val[place]

@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from leyden.algorithm.apo.effects import Effects
 from leyden.algorithm.apo.search import Search
 from leyden.algorithm.apo.transfer import transfer_edit
 from leyden.algorithm.prompts.candidate import Branch, Candidate
 from leyden.algorithm.prompts.texts import problem_with
+from leyden.statistics import Effects
 from leyden.types import PromptTemplate
 
 _PRICE = 0.08

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyden.algorithm.apo.effects import EffectModel
 from leyden.algorithm.prompts.candidate import Candidate
+from leyden.statistics import EffectModel
 
 
 @dataclass(slots=True)
@@ -82,18 +82,33 @@ class Search:
         return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
 
     def effects(self) -> EffectModel:
-        """Return the model of what each edit adds to the reward, fitted to all rewards so far. It is only fitted again
-        after there are new candidates or rewards.
+        """Return the linear model of what each edit adds to the reward, fitted to all rewards so far. It is only fitted
+        again after there are new candidates or rewards.
         """
         size, n_rewards = len(self.candidates), sum(map(len, (*self.train, *self.val)))
         if self._fitted is None or self._fitted[:2] != (size, n_rewards):
             self._fitted = (size, n_rewards, EffectModel(self.edits, list(map(self.rewards, range(size))), size))
         return self._fitted[2]
 
+    def expected_reward(self, limits: tuple[float, float] | None) -> float | None:
+        """Return the reward that is expected of the best candidate on new tasks, by the logistic model of all rewards.
+        None if it has no reward, or if all rewards are equal and their limits are unknown.
+
+        limits: the lowest and the highest possible reward; None: those of the rewards so far.
+        """
+        if self.best is None or self.best not in self.measured:
+            return None
+        rewards = [self.rewards(index) for index in range(len(self.candidates))]
+        seen = [reward for each in rewards for reward in each.values()]
+        low, high = limits or (min(seen), max(seen))
+        if low >= high:
+            return None
+        model = EffectModel(self.edits, rewards, len(rewards), limits=(low, high))
+        return model.expected_rewards()[self.best]
+
     def values(self) -> list[float]:
         """Return the expected mean reward of each candidate, given all rewards so far."""
-        expected = self.effects().expected
-        return [expected.value(edits) for edits in self.edits]
+        return self.effects().expected_rewards()
 
     def bounded_values(self) -> list[float]:
         """Return the values of the candidates within the range of all rewards so far, which the linear model does not

@@ -26,7 +26,6 @@ from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.own_metrics import means_of
-from leyden.algorithm.prompts.beliefs import expected_rewards
 from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
 from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
 from leyden.algorithm.prompts.components import name_to_improve
@@ -37,6 +36,7 @@ from leyden.algorithm.prompts.reflector import ReflectionCounts
 from leyden.algorithm.prompts.result import PromptResult
 from leyden.algorithm.prompts.texts import braced, placeholders_of
 from leyden.errors import BudgetExceeded, ConfigError
+from leyden.statistics import EffectModel
 from leyden.types import PromptTemplate
 
 if TYPE_CHECKING:
@@ -213,9 +213,9 @@ class GEPA(PromptOptimiser):
         have one."""
         self._all_rewards: dict[str, dict[Item, float]] = {}
         """Rewards of all candidates that ran, by key; a parent comes before its children."""
-        self._parents: dict[str, str] = {}
-        """The key of each rewritten candidate's parent, and of the better parent of a candidate in the pool that the
-        package has merged of two."""
+        self._parents: dict[str, Sequence[str]] = {}
+        """The keys of each rewritten candidate's parent, and of both parents of a candidate in the pool that the
+        package has merged."""
         self._own: list[dict[str, float]] = []
         """The agent's own numbers of each rollout since the last row of metrics."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
@@ -381,9 +381,7 @@ class GEPA(PromptOptimiser):
         candidate = self._candidate(texts)
         before = self._best
         if len(parents) > 1:
-            self._parents[candidate.key] = max(
-                (self._pool[each].key for each in parents), key=lambda key: _mean(self._rewards[key])
-            )
+            self._parents[candidate.key] = [self._pool[each].key for each in parents]
         self._pool.append(candidate)
         self._rewards[candidate.key] = dict(rewards)
         is_best = before is None or _is_better(self._rewards, candidate, before)
@@ -464,7 +462,7 @@ class GEPA(PromptOptimiser):
             reason="",
         )
         self._candidates[self._key(self._texts(child))] = child
-        self._parents[child.key] = parent.key
+        self._parents[child.key] = [parent.key]
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
@@ -521,13 +519,20 @@ class GEPA(PromptOptimiser):
         """
         candidates = [each for each in self._candidates.values() if each.key in self._all_rewards]
         candidates.sort(key=lambda each: (each.round, each.branch, each.key))
-        places = {candidate.key: place for place, candidate in enumerate(candidates)}
-        parents = [places.get(parent) if (parent := self._parents.get(key)) else None for key in places]
-        rewards = [dict(sorted(self._all_rewards[key].items(), key=_place)) for key in places]
+        edits: dict[str, set[int]] = {}
+        for index, candidate in enumerate(candidates):
+            inherited = [edits[parent] for parent in self._parents.get(candidate.key, ()) if parent in edits]
+            edits[candidate.key] = set[int]().union(*inherited, [] if candidate is self._first else [index])
+        rewards = [
+            dict(sorted(self._all_rewards[key].items(), key=lambda found: (found[0].mode, found[0].index)))
+            for key in edits
+        ]
         seen = [reward for each in rewards for reward in each.values()]
-        low, high = self._race_range
-        found = expected_rewards(parents, rewards, (min(low, *seen), max(high, *seen))) if seen else []
-        return dict(zip(places, found, strict=True))
+        if not seen:
+            return {}
+        limits = min(self._race_range[0], *seen), max(self._race_range[1], *seen)
+        model = EffectModel([sorted(each) for each in edits.values()], rewards, len(edits), limits=limits)
+        return dict(zip(edits, model.expected_rewards(), strict=True))
 
     def _count_edit(self, name: str, written: int, better: int) -> None:
         """Count edits of a prompt: how many were written, and how many were better."""
@@ -573,11 +578,6 @@ def _is_better(rewards: Mapping[str, Rewards], candidate: Candidate, other: Cand
     """
     mine, others = rewards[candidate.key], rewards[other.key]
     return sum(mine[task] - others[task] for task in mine.keys() & others.keys()) > 0
-
-
-def _place(found: tuple[Item, float]) -> tuple[str, int]:
-    """Return the place of an item in an order of all tasks, for an item with its reward."""
-    return found[0].mode, found[0].index
 
 
 def _mean(rewards: Mapping[int, float]) -> float:

@@ -4,7 +4,6 @@
 |---|---|
 | `prompt_optimiser.py` | the base class: options, models, budget, the best prompts |
 | `candidate.py`, `comparison.py` | candidates, and how they compare |
-| `beliefs.py` | what all rewards together say about each candidate |
 | `reflector.py`, `journal.py` | calls of reflection models, and their replay |
 | `texts.py` | what these models read, and which prompts can take the place of others |
 | `proposed_prompts.py` | the prompt in an answer |
@@ -13,7 +12,7 @@
 | `extraction.py` | finds the prompts of an agent that has them in its code |
 
 The package knows no optimiser: `algorithm/apo` and `algorithm/gepa` decide how candidates are found and which of them
-are kept.
+are kept. What all rewards together say about each edit is in `leyden.statistics.effects`.
 """
 
 from leyden.algorithm.prompts.candidate import Branch, Candidate

@@ -6,14 +6,12 @@ import itertools
 import json
 import math
 import random
-import statistics
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.algorithm.apo.effects import EffectModel, Effects
 from leyden.algorithm.apo.joining import Joined, edit_prices, join_edits
 from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
@@ -28,6 +26,7 @@ from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import problem_with, rollouts_as_text
 from leyden.errors import CheckpointError, ConfigError
+from leyden.statistics import Effects
 from leyden.types import EnqueueRolloutRequest, PromptTemplate, Rollout, Span, semconv
 
 
@@ -307,27 +306,6 @@ def test_a_prompt_whose_last_edit_is_undone_is_the_users_prompt_to_the_letter() 
     assert (joined.edits, joined.prompts) == ((), first.prompts), "or it would run as a new prompt"
 
 
-def test_the_effect_of_an_edit_is_found_from_all_prompts_that_have_it() -> None:
-    chance = random.Random(0)
-    true, noise = [0.3, 0.2, 0.1, 0.0, -0.1, 0.0], 0.2
-    edits = [[edit for edit in range(6) if chance.random() < 0.5] for _ in range(40)]
-    tasks = [chance.gauss(0, 0.3) for _ in range(30)]
-    rewards = [
-        {
-            task: 0.2 + sum(true[edit] for edit in own) + tasks[task] + chance.gauss(0, noise)
-            for task in chance.sample(range(30), 6)
-        }
-        for own in edits
-    ]
-    model = EffectModel(edits, rewards, 7)
-    assert model.expected.edits[:6] == pytest.approx(true, abs=0.1)
-    draws = [model.draw(chance).edits for _ in range(300)]
-    deviations = [statistics.pstdev(each[edit] for each in draws) for edit in (0, 6)]
-    assert 0.01 < deviations[0] < 0.03, "half of the posterior deviation, which is close to 2 * noise / sqrt(240)"
-    assert deviations[1] > 0.1, "an edit that never ran may be worth as much as any other"
-    assert statistics.fmean(each[0] for each in draws) == pytest.approx(model.expected.edits[0], abs=0.02)
-
-
 def test_rewards_that_never_differ_are_warned_of_once_they_are_many() -> None:
     few, many = [dict.fromkeys(range(2), 0.0)] * 4, [{0: 1.0, 1: 0.0}] * 9
     assert ignored_warning(searched(*few), ["prompt"]) is None
@@ -349,13 +327,3 @@ def test_of_a_long_conversation_the_critic_reads_the_beginning_and_the_end() -> 
     assert "task: " in text and "turn 0:" in text and "turn 29:" in text
     assert "turn 15:" not in text and "characters left out" in text
     assert len(text) < 8_200 and text.endswith("</run>")
-
-
-def test_rewards_whose_squares_are_no_floats_have_the_effects_of_smaller_ones() -> None:
-    rewards = [{0: 0.1, 1: 0.3}, {0: 0.5, 1: 0.4}, {0: 0.9, 2: 0.2}]
-    huge = [{task: 1e300 * reward for task, reward in found.items()} for found in rewards]
-    one, other = (EffectModel([[], [0], [0, 1]], each, 2) for each in (rewards, huge))
-    assert [each / 1e300 for each in other.expected.edits] == pytest.approx(one.expected.edits, rel=0.05)
-    assert other.expected.base / 1e300 == pytest.approx(one.expected.base, rel=0.05)
-    assert other.deviation / 1e300 == pytest.approx(one.deviation)
-    assert all(math.isfinite(each) for each in other.draw(random.Random(1)).edits)

@@ -1,20 +1,31 @@
-"""`expected_rewards` comes close to the truth of candidates that are drawn from its model, and luck counts for little."""
+"""`EffectModel` finds the effects that rewards were made with, and luck counts for little in the rewards that it expects."""
 
 from __future__ import annotations
 
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.algorithm.prompts.beliefs import expected_rewards
+from leyden.statistics import EffectModel
 
 SPREAD, TASKS, GAIN, N_TASKS = 0.7, 1.0, 0.2, 40
 UNIT = (0.0, 1.0)
+
+
+def expected_rewards(
+    parents: Sequence[int | None], rewards: Sequence[dict[int, float]], limits: tuple[float, float]
+) -> list[float]:
+    """Return what the logistic model expects of candidates each of which has the edits of its parent and one more."""
+    edits = list[tuple[int, ...]]()
+    for index, parent in enumerate(parents):
+        edits.append(() if parent is None else (*edits[parent], index))
+    return EffectModel(edits, rewards, len(edits), limits=limits).expected_rewards()
 
 
 def logistic(value: float) -> float:
@@ -119,3 +130,34 @@ def test_rewards_of_another_scale_give_the_same_order() -> None:
     plain = expected_rewards(parents, rewards, UNIT)
     scaled = [{task: 100 * reward - 7 for task, reward in each.items()} for each in rewards]
     assert expected_rewards(parents, scaled, (-7.0, 93.0)) == pytest.approx([100 * each - 7 for each in plain])
+
+
+def test_the_effect_of_an_edit_is_found_from_all_prompts_that_have_it() -> None:
+    chance = random.Random(0)
+    true, noise = [0.3, 0.2, 0.1, 0.0, -0.1, 0.0], 0.2
+    edits = [[edit for edit in range(6) if chance.random() < 0.5] for _ in range(40)]
+    tasks = [chance.gauss(0, 0.3) for _ in range(30)]
+    rewards = [
+        {
+            task: 0.2 + sum(true[edit] for edit in own) + tasks[task] + chance.gauss(0, noise)
+            for task in chance.sample(range(30), 6)
+        }
+        for own in edits
+    ]
+    model = EffectModel(edits, rewards, 7)
+    assert model.expected.edits[:6] == pytest.approx(true, abs=0.1)
+    draws = [model.draw(chance).edits for _ in range(300)]
+    deviations = [statistics.pstdev(each[edit] for each in draws) for edit in (0, 6)]
+    assert 0.01 < deviations[0] < 0.03, "half of the posterior deviation, which is close to 2 * noise / sqrt(240)"
+    assert deviations[1] > 0.1, "an edit that never ran may be worth as much as any other"
+    assert statistics.fmean(each[0] for each in draws) == pytest.approx(model.expected.edits[0], abs=0.02)
+
+
+def test_rewards_whose_squares_are_no_floats_have_the_effects_of_smaller_ones() -> None:
+    rewards = [{0: 0.1, 1: 0.3}, {0: 0.5, 1: 0.4}, {0: 0.9, 2: 0.2}]
+    huge = [{task: 1e300 * reward for task, reward in found.items()} for found in rewards]
+    one, other = (EffectModel([[], [0], [0, 1]], each, 2) for each in (rewards, huge))
+    assert [each / 1e300 for each in other.expected.edits] == pytest.approx(one.expected.edits, rel=0.05)
+    assert other.expected.base / 1e300 == pytest.approx(one.expected.base, rel=0.05)
+    assert other.deviation / 1e300 == pytest.approx(one.deviation)
+    assert all(math.isfinite(each) for each in other.draw(random.Random(1)).edits)
