@@ -217,8 +217,8 @@ def _apo(client: Any, trace: Trace, seed: int) -> ly.APO:
 
 
 def _gepa(client: Any, trace: Trace, seed: int) -> ly.GEPA:
-    budget = ly.Budget(rollouts=BUDGET)
-    return _GEPA(client, trace=trace, reflection_model="fake", max_steps=200, budget=budget, seed=seed)
+    options = {"candidate_selection": "leader", "reflection_model": "fake", "max_steps": 200}
+    return _GEPA(client, trace=trace, **options, budget=ly.Budget(rollouts=BUDGET), seed=seed)
 
 
 def _random(trace: Trace, seed: int) -> tuple[dict[str, str], float]:

@@ -54,7 +54,7 @@ class GEPA(PromptOptimiser):
 
     A step runs a candidate (the parent) on a few training tasks, lets a model read the rollouts and rewrite one of its
     prompts, and runs the new candidate on the same tasks. If the new one did better, it is measured on the validation
-    set. The parent is the best candidate so far, or one that is the best on some validation task.
+    set. The parent is one that is the best on some validation task, or the best candidate so far.
 
     async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of the gateway, which
         records these calls with tokens and cost.
@@ -66,10 +66,10 @@ class GEPA(PromptOptimiser):
     max_steps: number of steps.
     proposals_per_step: the number of new candidates of a step, which are written and measured at the same time.
     minibatch_size: the number of training tasks on which a candidate and its parent are compared.
-    candidate_selection: how the parent is chosen. "leader": the best candidate so far is always the parent, and a new
-        one is measured on a quarter, half or all of the validation set, until it is ahead of the leader or below it.
-        "pareto", "current_best", "epsilon_greedy" and "top_k_pareto" are strategies of the package `gepa`; they measure
-        candidates on the whole validation set, unless the race stops them.
+    candidate_selection: how the parent is chosen. "pareto", "current_best", "epsilon_greedy" and "top_k_pareto" are
+        strategies of the package `gepa`, which measure candidates on the whole validation set, unless the race stops
+        them. "leader": the best candidate so far is always the parent, and a new one is measured on a quarter, half or
+        all of the validation set, until it is ahead of the leader or below it.
     component_selection: which of several prompts of a candidate is rewritten. "round_robin" takes each in turn.
         "success" prefers prompts whose rewriting has raised the reward, by Thompson sampling. "all" rewrites each, with
         a call of the reflection model for each.
@@ -107,7 +107,7 @@ class GEPA(PromptOptimiser):
         max_steps: int = 50,
         proposals_per_step: int = 1,
         minibatch_size: int = 3,
-        candidate_selection: Literal["leader", "pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "leader",
+        candidate_selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto", "leader"] = "pareto",
         component_selection: Literal["round_robin", "success", "all"] = "round_robin",
         frontier: Literal["instance", "objective", "hybrid", "cartesian"] = "instance",
         use_merge: bool = False,
@@ -143,7 +143,7 @@ class GEPA(PromptOptimiser):
         check_texts(reflection_model=reflection_model)
         check_number("race_error", race_error, above=0, at_most=0.5, or_none="no race")
         check_flag("use_merge", use_merge)
-        selections = ("leader", "pareto", "current_best", "epsilon_greedy", "top_k_pareto")
+        selections = ("pareto", "current_best", "epsilon_greedy", "top_k_pareto", "leader")
         check_choice("candidate_selection", candidate_selection, selections)
         if use_merge and candidate_selection == "leader":
             raise ConfigError(

@@ -423,10 +423,9 @@ def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"reward_range is \(1, 0\)"):
         ly.GEPA(reward_range=(1, 0))
     with pytest.raises(ConfigError, match="use_merge=True joins candidates of a Pareto front"):
-        ly.GEPA(use_merge=True)
-    assert ly.GEPA(use_merge=True, candidate_selection="pareto").use_merge
+        ly.GEPA(use_merge=True, candidate_selection="leader")
     with pytest.raises(ConfigError, match="frontier='objective' chooses parents from a front"):
-        ly.GEPA(frontier="objective")
+        ly.GEPA(frontier="objective", candidate_selection="leader")
     with pytest.raises(ConfigError, match="candidate_selection is 'best'"):
         ly.GEPA(candidate_selection="best")  # pyright: ignore[reportArgumentType]
     logging.getLogger("gepa").setLevel(logging.WARNING)
