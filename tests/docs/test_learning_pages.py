@@ -73,7 +73,7 @@ def test_the_program_of_the_zoo_learns(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.merge
 def test_the_program_for_agent_lightning_0_1_prints_what_it_says(tmp_path: Path) -> None:
-    program = programs("docs/how-to/from-agent-lightning-0.1.md")[1]
+    program = programs("docs/migrating/agent-lightning-0.1.md")[1]
     assert "leyden.legacy" in program
     assert run_program(program, tmp_path).splitlines()[-1] == "[2.0, 4.0]"
 

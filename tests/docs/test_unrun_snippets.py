@@ -25,7 +25,7 @@ RUN_AS_FILES = {
     "docs/quickstart.md",
     "docs/algorithm-zoo/README.md",
     "docs/how-to/deploy.md",
-    "docs/how-to/from-agent-lightning-0.1.md",
+    "docs/migrating/agent-lightning-0.1.md",
     "docs/how-to/own-loss.md",
 }
 """Pages with a program whose last part begins with `if __name__ == "__main__":`; `test_learning_pages.py` runs each."""

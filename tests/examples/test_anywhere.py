@@ -212,4 +212,4 @@ def test_every_variable_of_the_strategy_is_on_the_page() -> None:
     read = set(re.findall(r'_variable\("(\w+)"\)', source))
     assert read
     for name in read:
-        assert f"| `LEYDEN_{name}` | `AGL_{name}` |" in PAGE
+        assert f"| `LEYDEN_{name}` | `AGL_{name}` |" in (ROOT / "docs" / "execution.md").read_text()

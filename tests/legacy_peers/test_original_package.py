@@ -152,7 +152,7 @@ async def test_our_runner_and_trainer_serve_the_original_server(how, tmp_path):
 
 
 async def test_the_guides_program_before_runs_with_the_original_package(tmp_path):
-    page = (HERE.parents[1] / "docs/how-to/from-agent-lightning-0.1.md").read_text()
+    page = (HERE.parents[1] / "docs/migrating/agent-lightning-0.1.md").read_text()
     before = page.partition("```python\n")[2].partition("```")[0]
     assert "from agentlightning import" in before
     (tmp_path / "before.py").write_text(before)

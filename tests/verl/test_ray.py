@@ -21,11 +21,13 @@ from leyden.errors import ConfigError
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "leyden" / "cli" / "demo" / "weights")
-PAGE = ROOT / "docs" / "how-to" / "verl.md"
+PAGE = ROOT / "docs" / "verl.md"
 
 
-WATCHED = set(re.findall(r"`((?:verl/)?[a-z_/]+)`", re.findall(r"(?s)## Watch it.*?\n## ", PAGE.read_text())[0]))
-"""Metrics that the guide names."""
+WATCHED = set(
+    re.findall(r"`((?:verl/)?[a-z_/]+)`", re.findall(r"(?s)## Metrics to watch.*?\n## ", PAGE.read_text())[0])
+)
+"""Metrics that the page names."""
 
 
 def run(program: str, *arguments: object) -> str:
