@@ -43,7 +43,7 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     retried = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
     seen = [span for span in ordered if span.span_id not in retried]
     sightings = [_Sighting(view) for span in seen if (view := read_model_call(span)) is not None]
-    _forget_reused_ids(sightings)
+    _drop_reused_ids(sightings)
     joined = _JoinedCalls(sightings)
     joined.by_response_id()
     if len({sighting.source for sighting in sightings}) > 1:
@@ -83,7 +83,7 @@ def _digest(messages: Sequence[Json]) -> str:
     return json.dumps(compared, ensure_ascii=False, sort_keys=True) if has_content else ""
 
 
-def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
+def _drop_reused_ids(sightings: Sequence[_Sighting]) -> None:
     """Drop ids that the gateway saw on different answers, because they identify no call."""
     seen: dict[str, list[_Sighting]] = {}
     for sighting in sightings:

@@ -355,12 +355,12 @@ class _LoopState:
                 await asyncio.sleep(_PACE_SECONDS)
         except LeydenError:
             await asyncio.sleep(_AFTER_FAILURE_SECONDS)
-            self._signals.look_again()  # each waiter reads for itself and gets the error
+            self._signals.wake_all()  # each waiter reads for itself and gets the error
 
     def _publish(self, news: News) -> None:
         begins, self._after = self._after is None, news.after
         if begins or news.gap:
-            self._signals.look_again()  # there may be news since the waiters have read
+            self._signals.wake_all()  # there may be news since the waiters have read
         else:
             self._signals.publish(news.claimable, news.finished, news.spans)
 

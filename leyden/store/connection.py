@@ -37,7 +37,7 @@ close it at once."""
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 60.0
 """A server that sends nothing for this long counts as dead."""
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.02, 0.5
 """The pauses between two tries, which double from the first to the longest."""
 _TROUBLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """Errors that a broken connection raises."""
@@ -143,7 +143,7 @@ class Connection:
                 self._away = True
                 logger.warning("%s does not answer (%s); trying again for %.0f s", self.url, trouble, patience)
             await asyncio.sleep(pause * (0.5 + random.random()))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     async def close(self) -> None:
         """Close the connections. Requests under way and later ones raise StoreClosed. Safe to repeat."""

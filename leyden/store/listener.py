@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.02
 """The shortest time between two announcements of spans."""
-_LONGEST_SECONDS = 1.0
+_MAX_RECONNECT_PAUSE_SECONDS = 1.0
 """The longest pause between two attempts to reconnect."""
 
 
@@ -36,7 +36,7 @@ class _Requests:
     def __init__(self) -> None:
         self.spans = False
         """Whether this store has committed new spans."""
-        self.look = False
+        self.check = False
         """Whether there are new spans that readers cannot see yet."""
         self.stopped = threading.Event()
         self.reader, self._writer = socket.socketpair()
@@ -87,10 +87,10 @@ class Listener:
             self._requests.spans = True
             self._requests.wake()
 
-    def look_for_spans_soon(self) -> None:
+    def check_spans_soon(self) -> None:
         """Wake the callers that wait for spans, soon. Safe from any thread."""
-        if not self._requests.look:
-            self._requests.look = True
+        if not self._requests.check:
+            self._requests.check = True
             self._requests.wake()
 
     def stop(self) -> None:
@@ -135,7 +135,7 @@ def _serve(connection: Any, target: Target, sender: str, signals: Signals, reque
         connection = _listening_again(target, requests)
         if connection is None:
             return
-        signals.look_again()
+        signals.wake_all()
 
 
 def _listening_again(target: Target, requests: _Requests) -> Any | None:
@@ -145,7 +145,7 @@ def _listening_again(target: Target, requests: _Requests) -> Any | None:
         try:
             return _listening(target)
         except psycopg().Error:
-            pause = min(2 * pause, _LONGEST_SECONDS)
+            pause = min(2 * pause, _MAX_RECONNECT_PAUSE_SECONDS)
     return None
 
 
@@ -153,7 +153,7 @@ def _receive(connection: Any, target: Target, sender: str, signals: Signals, req
     """Publish notifications to `signals` until the listener is stopped.
 
     At most every _PAUSE_SECONDS, announce this process's new spans to the other stores (`requests.spans`) and wake
-    local waiters (`requests.look`). Raise psycopg.Error when the connection is lost.
+    local waiters (`requests.check`). Raise psycopg.Error when the connection is lost.
     """
     announced_at = 0.0
     news = True
@@ -163,7 +163,7 @@ def _receive(connection: Any, target: Target, sender: str, signals: Signals, req
         selector.register(requests.reader, selectors.EVENT_READ)
         while True:
             stopped = requests.stopped.is_set()
-            requested = requests.spans or requests.look
+            requested = requests.spans or requests.check
             if not (stopped or news):
                 ready = selector.select(
                     max(0.0, announced_at + _PAUSE_SECONDS - time.monotonic()) if requested else None
@@ -174,10 +174,10 @@ def _receive(connection: Any, target: Target, sender: str, signals: Signals, req
                 for notification in connection.notifies(timeout=0):
                     _publish(notification.payload, sender, signals)
                 news = False
-            if stopped or ((requests.spans or requests.look) and time.monotonic() >= announced_at + _PAUSE_SECONDS):
+            if stopped or ((requests.spans or requests.check) and time.monotonic() >= announced_at + _PAUSE_SECONDS):
                 announced_at = time.monotonic()
-                if requests.look:
-                    requests.look = False
+                if requests.check:
+                    requests.check = False
                     signals.publish(0, (), True)
                 if requests.spans:
                     requests.spans = False  # before the announcement, because more may be added meanwhile
@@ -209,4 +209,4 @@ def _publish(payload: str, sender: str, signals: Signals) -> None:
         logger.warning(
             "received a notification that no Leyden store sent, so every waiter reads again: %.100s", payload
         )
-    signals.look_again()
+    signals.wake_all()

@@ -142,7 +142,7 @@ class Signals:
         for waiter in wake:
             waiter.wake()
 
-    def look_again(self) -> None:
+    def wake_all(self) -> None:
         """Wake every waiter to read again, because notifications may have been missed."""
         with self._lock:
             self._epoch = ids.span_id()  # a caller with an earlier cursor gets a gap
@@ -155,7 +155,7 @@ class Signals:
     def close(self) -> None:
         """Wake every waiter because the store is closed."""
         self.closed = True
-        self.look_again()
+        self.wake_all()
 
     @property
     def wanted(self) -> bool:
@@ -232,7 +232,7 @@ class Signals:
             for heir in heirs:
                 heir.wake()
 
-    def begin_look(self, waiter: ClaimWaiter) -> None:
+    def begin_read(self, waiter: ClaimWaiter) -> None:
         """Note that a claim is about to read the queue, so that earlier wake-ups are used up."""
         with self._lock:
             waiter.woken = False

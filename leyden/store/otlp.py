@@ -52,16 +52,16 @@ _PLACE = {
 
 _BATCH = 1000
 """Spans of one transaction: enough that its commit costs nothing, few enough to delay no other call for long."""
-_MOST_SPANS = 100_000
+_MAX_SPANS = 100_000
 """The most spans of one request, which bounds its memory and time."""
-_MOST_PARTS = 200_000
+_MAX_PARTS = 200_000
 """The most parts of one request: groups, spans, and other contents of a group.
 
 An empty part takes two bytes to send.
 """
-_MOST_ATTRIBUTES = 2_000_000
+_MAX_ATTRIBUTES = 2_000_000
 """The most attributes of all spans of one request, which take 3 s to read."""
-_MOST_DEPTH = 50
+_MAX_DEPTH = 50
 """The most lists of an attribute within each other that are counted. protobuf parses 100."""
 _RESOURCE_BYTES = 2**20
 """The most bytes of one resource."""
@@ -208,8 +208,8 @@ def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     spans: list[tuple[int, Span]] = []
     refused: list[str] = []
     for resource, proto in _each_span(body, encoding):
-        if len(spans) + len(refused) == _MOST_SPANS:
-            raise TooManyParts(f"the request has more than {_MOST_SPANS:,} spans; send fewer at a time")
+        if len(spans) + len(refused) == _MAX_SPANS:
+            raise TooManyParts(f"the request has more than {_MAX_SPANS:,} spans; send fewer at a time")
         try:
             spans.append((proto.end_time_unix_nano, _span(proto, resource)))
         except _Refused as error:
@@ -227,7 +227,7 @@ def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
 def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_pb2.Span]]:
     """Yield the spans, each with the attributes of its resource. Raise ValueError if the body cannot be read."""
     try:
-        left, attributes_left = _Left(_MOST_PARTS), _Left(_MOST_ATTRIBUTES, "attributes")
+        left, attributes_left = _Left(_MAX_PARTS), _Left(_MAX_ATTRIBUTES, "attributes")
         for resource, spans in _json_groups(body, left) if encoding == JSON else _protobuf_groups(body, left):
             attributes = _attributes(resource.attributes)
             for span in spans:
@@ -286,8 +286,8 @@ def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
 
 def _count_entry(entry: memoryview, left: _Left, depth: int = 0) -> None:
     """Count the parts of an attribute, which may be nested lists, before they are parsed."""
-    if depth > _MOST_DEPTH:
-        raise ValueError(f"an attribute nests lists more than {_MOST_DEPTH} deep")
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"an attribute nests lists more than {_MAX_DEPTH} deep")
     for value in _parts(entry, KeyValue.VALUE_FIELD_NUMBER, left):
         _count_value(value, left, depth)
 
@@ -295,7 +295,7 @@ def _count_entry(entry: memoryview, left: _Left, depth: int = 0) -> None:
 def _count_value(value: memoryview, left: _Left, depth: int) -> None:
     for array in _parts(value, AnyValue.ARRAY_VALUE_FIELD_NUMBER, left):
         for element in _parts(array, ArrayValue.VALUES_FIELD_NUMBER, left):
-            if depth < _MOST_DEPTH:
+            if depth < _MAX_DEPTH:
                 _count_value(element, left, depth + 1)
     for entries in _parts(value, AnyValue.KVLIST_VALUE_FIELD_NUMBER, left):
         for nested in _parts(entries, KeyValueList.VALUES_FIELD_NUMBER, left):

@@ -146,7 +146,7 @@ class _PostgresDriver:
             if transaction.spans:
                 listener.spans_were_added()
             if transaction.hiding:
-                listener.look_for_spans_soon()
+                listener.check_spans_soon()
 
         def session(*, writes: bool) -> PostgresSession:
             return PostgresSession(

@@ -28,7 +28,7 @@ from leyden.store.sql.sqlite import check_schema, connect, store_error
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 """How often to look for changes of the file."""
 _OPENING_SECONDS = 0.5
 """The seconds that an owner may take between creating its log and creating the log's index."""
@@ -141,7 +141,7 @@ def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> Non
     connection: sqlite3.Connection | None = None
     seen: object = _stamp_of(path)
     try:
-        while not over.wait(_LOOK_SECONDS):
+        while not over.wait(_POLL_SECONDS):
             now: object = _stamp_of(path)
             if connection is None and now is None:
                 connection, _ = _connect(path, url)
@@ -149,9 +149,9 @@ def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> Non
                 now = connection.execute("PRAGMA data_version").fetchone()
             if now != seen:
                 seen = now
-                signals.look_again()
+                signals.wake_all()
     except (StoreError, OSError, sqlite3.Error):
-        signals.look_again()  # each waiter reads for itself and gets the error
+        signals.wake_all()  # each waiter reads for itself and gets the error
     finally:
         if connection is not None:
             connection.close()
@@ -194,7 +194,7 @@ def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
         except sqlite3.Error as error:
             if not _is_half_open(error) or time.monotonic() > deadline:
                 raise store_error(url, error) from error
-            time.sleep(_LOOK_SECONDS / 10)
+            time.sleep(_POLL_SECONDS / 10)
 
 
 def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:

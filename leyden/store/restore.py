@@ -54,9 +54,9 @@ _FILES: dict[str, tuple[type[BaseModel], tuple[str, ...], Callable[[Any], object
 }
 """The model of the rows of each file, the columns that no two rows share, and the check that every way into a store
 makes."""
-_MOST_CHUNK_BYTES = 2**30
+_MAX_CHUNK_BYTES = 2**30
 """The most bytes of one column in one row group. An export writes row groups of 8 MiB."""
-_MOST_BYTES = 2**30
+_MAX_BYTES = 2**30
 """The most bytes of text in one file, all of which an import holds in memory."""
 
 
@@ -168,10 +168,10 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
         for group in range(file.metadata.num_row_groups):
             for index in range(file.metadata.row_group(group).num_columns):
                 column = file.metadata.row_group(group).column(index)
-                if column.total_uncompressed_size > _MOST_CHUNK_BYTES:
+                if column.total_uncompressed_size > _MAX_CHUNK_BYTES:
                     raise ConfigError(
                         f"{path}, column {column.path_in_schema}, unpacks to {column.total_uncompressed_size:,} bytes in one "
-                        f"row group, and {_MOST_CHUNK_BYTES:,} is the most"
+                        f"row group, and {_MAX_CHUNK_BYTES:,} is the most"
                     )
         number = total = 0
         for batch in file.iter_batches(columns=columns):
@@ -185,9 +185,9 @@ def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
                         raise ConfigError(
                             f"{path}, row {number}, column {name}, has {size:,} bytes, and {MAX_BODY_BYTES:,} is the most"
                         )
-                if total > _MOST_BYTES:
+                if total > _MAX_BYTES:
                     raise ConfigError(
-                        f"{path} unpacks to more than {_MOST_BYTES:,} bytes by row {number}, the most of one import"
+                        f"{path} unpacks to more than {_MAX_BYTES:,} bytes by row {number}, the most of one import"
                     )
                 yield {name: batch.column(name)[index].as_py() for name in columns}
 

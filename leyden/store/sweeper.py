@@ -22,7 +22,7 @@ from leyden.types import Retention
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_SECONDS = 0.01
+_MIN_PAUSE_SECONDS = 0.01
 """The shortest pause between two sweeps."""
 _PRUNE_STEP = 1000
 """The most rollouts that are deleted between two pauses. Each step first finds the rollouts to keep, which takes 50 ms
@@ -56,7 +56,7 @@ class Sweeper:
         self._retention = retention or Retention()
         self._prune_interval_seconds = prune_interval_seconds
         self._tasks: list[asyncio.Task[None]] = []
-        self.forgotten = 0
+        self.pruned = 0
         """The number of rollouts pruned so far."""
 
     async def __aenter__(self) -> Self:
@@ -88,22 +88,22 @@ class Sweeper:
         deadline = await self._store.next_deadline()
         if deadline is None:
             return self._interval_seconds
-        return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - unix_time()))
+        return min(self._interval_seconds, max(_MIN_PAUSE_SECONDS, deadline - unix_time()))
 
     async def _prune(self) -> float:
         """Delete all rollouts beyond the limits of retention, step by step, and return the seconds until the next
         prune.
         """
-        started, before = time.monotonic(), self.forgotten
+        started, before = time.monotonic(), self.pruned
         step = _PRUNE_STEP
         while step == _PRUNE_STEP:
             step_started = time.monotonic()
             step = await self._store.prune(self._retention, limit=_PRUNE_STEP)
-            self.forgotten += step
+            self.pruned += step
             await asyncio.sleep(time.monotonic() - step_started)  # leave half of the time to other calls
-        if forgotten := self.forgotten - before:
+        if pruned := self.pruned - before:
             seconds = time.monotonic() - started
-            logger.info("deleted %d finished rollouts in %.1f s, %d in all", forgotten, seconds, self.forgotten)
+            logger.info("deleted %d finished rollouts in %.1f s, %d in all", pruned, seconds, self.pruned)
         return self._prune_interval_seconds
 
 

@@ -66,7 +66,7 @@ class WaitingStore(LightningStore):
         deadline = time.monotonic() + timeout_seconds
         with self._signals.claim() as waiter:
             while True:
-                self._signals.begin_look(waiter)
+                self._signals.begin_read(waiter)
                 claimed = await self._claim(limit, worker_id, claim_id)
                 if claimed or not await waiter.wait(deadline - time.monotonic()):
                     return claimed

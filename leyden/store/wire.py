@@ -157,7 +157,7 @@ class Route:
         """The type of a body that is a list."""
         if self.body_is is None:
             return None
-        hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MOST_ITEMS)]
+        hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MAX_ITEMS)]
         return TypeAdapter(hint)
 
     @cached_property
@@ -193,7 +193,7 @@ class Route:
         except ValidationError as error:
             if self.items is not None and error.errors(include_url=False, include_input=False)[0]["type"] == "too_long":
                 raise ConfigError(
-                    f"{self}: the list has more than {MOST_ITEMS:,} {self.body_is}, the most of one request; send fewer at a time"
+                    f"{self}: the list has more than {MAX_ITEMS:,} {self.body_is}, the most of one request; send fewer at a time"
                 ) from None
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
@@ -581,7 +581,7 @@ def load(adapter: TypeAdapter[Any], body: bytes) -> Any:
         return adapter.validate_python(parsed)
 
 
-MOST_ITEMS = 20_000
+MAX_ITEMS = 20_000
 """The most items of one bulk request.
 
 It is one transaction, which delays other writes by about half a second.

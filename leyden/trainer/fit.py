@@ -238,7 +238,7 @@ class Fit:
                 self.directory,
                 rollouts,
                 failures,
-                sweeper.forgotten,
+                sweeper.pruned,
                 self._stopped,
                 reward=metrics.reward,
                 val_reward=metrics.val_reward,

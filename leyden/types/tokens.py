@@ -85,7 +85,7 @@ def common_prefix(a: _Ids, b: _Ids) -> int:
     while a[low:high] == b[low:high]:
         if high == shortest:
             return shortest
-        step = min(2 * step, _LONGEST_SLICE)
+        step = min(2 * step, _MAX_SLICE)
         low, high = high, min(high + step, shortest)
     while high - low > 1:  # the first `low` ids are equal, the first `high` are not
         middle = (low + high) // 2
@@ -141,8 +141,8 @@ class TokenRecord(BaseModel):
         Raise ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and 1, and for more tokens
         than any context has.
         """
-        if (n_ids := len(self.prompt_ids) + len(self.response_ids)) > _MOST_TOKENS:
-            raise ConfigError(f"a token record holds at most {_MOST_TOKENS:,} ids, got {n_ids:,}")
+        if (n_ids := len(self.prompt_ids) + len(self.response_ids)) > _MAX_TOKENS:
+            raise ConfigError(f"a token record holds at most {_MAX_TOKENS:,} ids, got {n_ids:,}")
         mask = self.loss_mask or []
         if not {0, 1}.issuperset(mask):
             raise ConfigError(f"loss_mask must be of 0 and 1, got {sorted(set(mask))}")
@@ -238,7 +238,7 @@ def _header(data: bytes) -> tuple[Any, ...]:
     form, digest, shared, *lengths = _HEADER.unpack_from(data)
     if form != _FORMAT:
         raise ValueError(f"token record format {form} is not known here; this version reads format {_FORMAT}")
-    if min(shared, *lengths[:2]) < 0 or max(shared, *lengths) > _MOST_TOKENS:
+    if min(shared, *lengths[:2]) < 0 or max(shared, *lengths) > _MAX_TOKENS:
         raise ValueError(f"a token record cannot hold {shared} + {lengths[0]} prompt and {lengths[1]} response tokens")
     return (digest, shared, *lengths)
 
@@ -258,10 +258,10 @@ def _decompress(data: bytes, size: int, *, whole: bool = False) -> bytes:
     return body
 
 
-_FIRST_SLICE, _LONGEST_SLICE = 64, 2048
+_FIRST_SLICE, _MAX_SLICE = 64, 2048
 """The ids that `common_prefix` compares with the first slice, and with the longest."""
 _FORMAT = 3
-_MOST_TOKENS = 2**25
+_MAX_TOKENS = 2**25
 """Far more than any context; a record that promises more is damaged, or an attack on memory."""
 _DIGEST_BYTES = 16
 """Long enough that no two sequences of any stores have the same digest by chance."""

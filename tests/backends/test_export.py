@@ -503,7 +503,7 @@ async def test_a_row_that_stands_twice_is_refused_by_its_number(table: str, tmp_
 async def test_a_cell_that_many_rows_share_is_not_unpacked_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "_MOST_BYTES", 50 * 2**20)
+    monkeypatch.setattr(restore, "_MAX_BYTES", 50 * 2**20)
     async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
         await fill(store)
         await export_parquet(store, tmp_path / "out")

@@ -106,19 +106,19 @@ async def test_the_sweeper_forgets_on_its_schedule_and_once_more_at_the_end(
                 break
             await asyncio.sleep(0.01)
         assert len(await sized.query_rollouts()) == 10
-        assert sweeper.forgotten == 440
+        assert sweeper.pruned == 440
         sweeper._prune_interval_seconds = 60.0
         await asyncio.sleep(0.1)
         await work(sized, 20, spans=1)
     assert len(await sized.query_rollouts()) == 10
-    assert sweeper.forgotten == 460
+    assert sweeper.pruned == 460
 
 
 async def test_a_sweeper_without_retention_forgets_nothing(sized: LightningStore) -> None:
     async with Sweeper(sized, interval_seconds=0.01, prune_interval_seconds=0.01) as sweeper:
         await work(sized, 20)
         await asyncio.sleep(0.1)
-    assert sweeper.forgotten == 0
+    assert sweeper.pruned == 0
     assert len(await sized.query_rollouts()) == 20
 
 

@@ -53,7 +53,7 @@ def test_numbers_that_do_not_fit_are_refused(numbers: dict[str, list[int]]) -> N
 
 
 def test_a_record_that_nothing_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leyden.types.tokens._MOST_TOKENS", 5)
+    monkeypatch.setattr("leyden.types.tokens._MAX_TOKENS", 5)
     assert whole_length(TokenRecord(prompt_ids=[1] * 3, response_ids=[2] * 2).pack()) == 5
     with pytest.raises(ConfigError, match="at most 5 ids, got 6"):
         TokenRecord(prompt_ids=[1] * 3, response_ids=[2] * 3).pack()

@@ -68,9 +68,9 @@ class Filters:
                 for value in values:
                     check_choice(column.partition(".")[2], value, possible)
             names = ", ".join(f":{self._parameter(value)}" for value in values)
-            if len(self.parameters) > _MOST_VALUES:
+            if len(self.parameters) > _MAX_VALUES:
                 raise ConfigError(
-                    f"a query with {len(self.parameters):,} values is too long; ask for {_MOST_VALUES:,} at a time"
+                    f"a query with {len(self.parameters):,} values is too long; ask for {_MAX_VALUES:,} at a time"
                 )
             self.conditions.append(f"{column} IN ({names})" if names else "1 = 0")
 
@@ -145,7 +145,7 @@ def total_of(
 COUNTED = 10_000
 """The most items after a page that are counted for its total."""
 _ALL = 2**62
-_MOST_VALUES = 10_000
+_MAX_VALUES = 10_000
 """The most values of one statement. SQLite takes 32,766, PostgreSQL 65,535."""
 
 

@@ -184,8 +184,8 @@ def migrate(connection: Any, target: Target) -> None:
             connection.execute("CREATE TABLE IF NOT EXISTS leyden_schema (version INTEGER NOT NULL)")
             connection.execute("DELETE FROM leyden_schema")
             connection.execute("INSERT INTO leyden_schema VALUES (%s)", [len(migrations)])
-        connection.execute(statements()["forget_connections"])
-        connection.execute(statements()["forget_transactions"])
+        connection.execute(statements()["prune_connections"])
+        connection.execute(statements()["prune_transactions"])
 
 
 def store_error(target: Target, error: Exception) -> LeydenError:

@@ -19,7 +19,7 @@ from typing import Any
 from leyden.store.sql.postgres import psycopg
 from leyden.store.sql.transaction import Row
 
-_MOST_PREPARED = 250
+_MAX_PREPARED = 250
 """The most statements that the server keeps prepared for a connection: more than an operation has, and fewer than pages
 can have."""
 _PARAMETER = re.compile(r"%(?:\((\w+)\)s|(s)|(%))")
@@ -166,7 +166,7 @@ class Pipeline:
         return outcome
 
     def _prepare(self, key: _Key) -> bytes:
-        if len(self._prepared) == _MOST_PREPARED:
+        if len(self._prepared) == _MAX_PREPARED:
             _, oldest = self._prepared.popitem(last=False)
             self._connection.send_query_params(b"DEALLOCATE " + oldest, None)
             self._awaited.append(QueuedResult(self, self._batch))

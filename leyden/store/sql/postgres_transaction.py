@@ -49,7 +49,7 @@ _LOCKS = {
     "get_span_target": ("lock_rollout", "lock_span_writers"),
     "expect_span_target": ("lock_rollout", "lock_span_writers"),
     "pin_rollout": ("lock_rollout",),
-    "forget_rollout": ("lock_rollout_of_seq",),
+    "prune_rollout": ("lock_rollout_of_seq",),
     "get_run": ("lock_run",),
     "unpin": ("lock_pin",),
     "get_claim": ("lock_claim_id",),
@@ -70,7 +70,7 @@ _SHARDS = 16
 _TARGET = tuple(column.name for column in fields(SpanTarget))
 _EXPECTED = "rollout_id", "attempt_id", *_TARGET
 _values_of = attrgetter(*_TARGET)
-_MOST_GUESSES = 256
+_MAX_GUESSES = 256
 """The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a look-up."""
 _HIDING = {"select_new_positions": "are_spans_hidden"}
 """For each query that may find nothing because its rows are not visible yet, the query that says whether there are such
@@ -119,7 +119,7 @@ class Guesses:
             for key, target in targets.items():
                 if self._targets.get(key, ()) is not None:
                     self._targets[key] = _values_of(target)
-            while len(self._targets) > _MOST_GUESSES:
+            while len(self._targets) > _MAX_GUESSES:
                 del self._targets[next(iter(self._targets))]
 
 

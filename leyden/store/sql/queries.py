@@ -66,13 +66,13 @@ def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple
     """
     start = 0
     while left := len(rows) - start:
-        size = 1 << min(left.bit_length() - 1, _MOST_ROWS_BITS)
+        size = 1 << min(left.bit_length() - 1, _MAX_ROWS_BITS)
         part = rows[start : start + size]
         yield (insert, part[0]) if size == 1 else (_repeated(insert, size), tuple(chain.from_iterable(part)))
         start += size
 
 
-_MOST_ROWS_BITS = 6
+_MAX_ROWS_BITS = 6
 """The most rows of one statement are 2**6 = 64. Every database takes their values, and more would save nothing."""
 _ROW = re.compile(r"(?<=\bVALUES )\([^()]*\)")
 

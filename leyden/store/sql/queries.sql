@@ -452,7 +452,7 @@ SELECT {resources_columns} FROM resources s
 -- Count versions of resources. The page's filters follow.
 SELECT count(*) FROM resources s
 
--- name: select_forgettable
+-- name: select_prunable
 -- The rollouts of a final status that no name pins, oldest first, each with its number of rows.
 SELECT r.seq, r.end_time, r.bytes,
        1 + (SELECT count(*) + coalesce(sum(a.spans), 0) FROM attempts a WHERE a.rollout = r.seq)
@@ -468,22 +468,22 @@ SELECT max(seq) FROM rollouts
 -- The rollout that must be kept, so that the next span comes after every cursor.
 SELECT rollout FROM spans ORDER BY key DESC LIMIT 1
 
--- name: forget_rollout
+-- name: prune_rollout
 -- Delete a rollout, if that is still allowed. Return what the totals subtract, and what late
 -- feedback needs.
 DELETE FROM rollouts
 WHERE seq = :seq AND end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = :seq)
 RETURNING rollout_id, resources_id, status, bytes, mode, resources_version, arm
 
--- name: forget_attempts
+-- name: prune_attempts
 -- Delete the attempts of a deleted rollout. Return each one's worker and end.
 DELETE FROM attempts WHERE rollout = :seq RETURNING attempt_id, worker_id, end_time
 
--- name: forget_spans
+-- name: prune_spans
 -- Delete the spans of a deleted rollout.
 DELETE FROM spans WHERE rollout = :seq
 
--- name: forget_resources
+-- name: prune_resources
 -- Delete versions under an id that have no label and that no rollout can have used, because they
 -- were replaced before the oldest rollout was enqueued.
 DELETE FROM resources WHERE resources_id = :resources_id AND version < (
@@ -674,7 +674,7 @@ WHERE worker_id = :worker_id AND status = 'unknown' AND current_attempt_id IS NU
 -- none.
 INSERT INTO samples (name, worker_id, time, value) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
 
--- name: forget_samples
+-- name: prune_samples
 -- Of the oldest `limit` samples, delete those that are too old or too many.
 DELETE FROM samples WHERE key IN (SELECT key FROM samples ORDER BY key LIMIT :limit)
   AND (time < :oldest OR key <= (SELECT max(key) FROM samples) - :most)

@@ -89,7 +89,7 @@ SELECT s.txid, s.key FROM spans s WHERE (s.txid, s.key) > (:txid, :key) AND (s.t
 -- way has to wait, because that one may yet commit a span before it. The result is never a
 -- transaction's number alone, because a crash may let PostgreSQL assign that number again. A cursor
 -- from before a restore may name a transaction that this server has not reached: see
--- `forget_transactions`.
+-- `prune_transactions`.
 SELECT txid, key, CASE WHEN :txid < pg_snapshot_xmax(pg_current_snapshot())::text::bigint THEN :txid ELSE 0 END
 FROM spans WHERE txid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
 ORDER BY txid DESC, key DESC LIMIT 1
@@ -248,7 +248,7 @@ INSERT INTO connections DEFAULT VALUES RETURNING connection
 -- Unregister a connection that will commit nothing more.
 DELETE FROM connections WHERE connection = :connection
 
--- name: forget_connections
+-- name: prune_connections
 -- Delete connections that were never closed. One that is still alive learns it at its next commit,
 -- and registers again.
 DELETE FROM connections WHERE last_commit < now() - interval '1 day'
@@ -259,7 +259,7 @@ DELETE FROM connections WHERE last_commit < now() - interval '1 day'
 UPDATE connections SET fenced = true WHERE connection = :connection
 RETURNING commits, extract(epoch FROM last_commit)::double precision
 
--- name: forget_transactions
+-- name: prune_transactions
 -- Reset transaction numbers that this server has not reached, which a database has after it was
 -- restored into another server. The spans of those transactions keep the order of their keys, and
 -- precede all new ones.

@@ -36,7 +36,7 @@ from leyden.store.sql.body import (
     statistics,
 )
 from leyden.store.sql.body import resource_versions as resources
-from leyden.store.sql.body import retention as forgetting
+from leyden.store.sql.body import retention as pruning
 from leyden.store.sql.body import span_stream as stream
 from leyden.store.sql.body import worker_rows as workers
 from leyden.store.sql.body.restoring import Restored
@@ -158,7 +158,7 @@ class SqlLightningStore(WaitingStore):
     update_many_attempts = _writes(LightningStore.update_many_attempts, attempts.update_many_attempts)
     sweep = _writes(LightningStore.sweep, attempts.sweep)
     release_claims = _writes(LightningStore.release_claims, attempts.release_claims)
-    pin = _writes(LightningStore.pin, forgetting.pin)
+    pin = _writes(LightningStore.pin, pruning.pin)
     add_resources = _writes(LightningStore.add_resources, resources.add_resources)
     update_resources = _writes(LightningStore.update_resources, resources.update_resources)
     get_resources_by_id = _reads(LightningStore.get_resources_by_id, resources.get_resources_by_id)
@@ -240,8 +240,8 @@ class SqlLightningStore(WaitingStore):
         if retention.keeps_everything:
             return 0
         # The rollouts are chosen while others write, and deleted in steps between their writes.
-        steps = await self._driver.read(forgetting.forgettable, (retention, limit), {})
-        return sum([await self._driver.write(forgetting.forget, (step,), {}) for step in steps])
+        steps = await self._driver.read(pruning.prunable, (retention, limit), {})
+        return sum([await self._driver.write(pruning.prune, (step,), {}) for step in steps])
 
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout]:
         return await self._driver.write(attempts.claim, (limit, worker_id, claim_id), {}, undo=attempts.unclaim)

@@ -23,7 +23,7 @@ from leyden.store.sql.session import Session
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY = 64
+_CHECK_EVERY = 64
 """The number of writes between two checks of the log's size."""
 LOG_BYTES = 16 * 2**20
 """A longer log is copied into the database. It is large, so that a page that many commits change is copied once."""
@@ -45,23 +45,23 @@ class Checkpointer:
 
     def __init__(self, path: Path, connection: sqlite3.Connection, session: Session) -> None:
         self._writes = 0
-        self._look = threading.Event()
+        self._check = threading.Event()
         self._over = threading.Event()
         log = path.with_name(f"{path.name}-wal")
         thread = threading.Thread(
             target=_serve,
-            args=(log, connection, session, self._look, self._over),
+            args=(log, connection, session, self._check, self._over),
             name="leyden-store-checkpointer",
             daemon=True,
         )
         thread.start()
-        self._finalizer = weakref.finalize(self, _stop, self._look, self._over, thread)
+        self._finalizer = weakref.finalize(self, _stop, self._check, self._over, thread)
 
     def wrote(self) -> None:
-        """Count a write. At every `_LOOK_EVERY`th, wake the thread to check the log's size."""
+        """Count a write. At every `_CHECK_EVERY`th, wake the thread to check the log's size."""
         self._writes += 1
-        if self._writes % _LOOK_EVERY == 0:
-            self._look.set()
+        if self._writes % _CHECK_EVERY == 0:
+            self._check.set()
 
     def stop(self) -> None:
         """End the thread and close its connection. Safe to repeat."""
@@ -69,14 +69,14 @@ class Checkpointer:
 
 
 def _serve(
-    log: Path, connection: sqlite3.Connection, session: Session, look: threading.Event, over: threading.Event
+    log: Path, connection: sqlite3.Connection, session: Session, check: threading.Event, over: threading.Event
 ) -> None:
     """Shorten a large log and return free pages to the disk, after writes, until `over` is set.
 
-    Runs in a thread that owns `connection`. `look` wakes it.
+    Runs in a thread that owns `connection`. `check` wakes it.
     """
-    while look.wait() and not over.is_set():
-        look.clear()
+    while check.wait() and not over.is_set():
+        check.clear()
         try:
             if _bytes_in_use(log) > LOG_BYTES:
                 _checkpoint(connection, session)
@@ -128,8 +128,8 @@ def _give_back(connection: sqlite3.Connection, session: Session) -> None:
     time.sleep(time.monotonic() - started)
 
 
-def _stop(look: threading.Event, over: threading.Event, thread: threading.Thread) -> None:
+def _stop(check: threading.Event, over: threading.Event, thread: threading.Thread) -> None:
     over.set()
-    look.set()
+    check.set()
     if thread is not threading.current_thread():
         thread.join()

@@ -204,9 +204,9 @@ async def test_a_worker_whose_cancelled_rollout_is_forgotten_is_free(store: Ligh
     assert await store.prune(Retention(max_rollouts=0)) == 1
     worker = await store.get_worker_by_id("w")
     assert (worker.status, worker.current_rollout_id, worker.current_attempt_id) == ("idle", None, None)
-    with pytest.raises(UnknownRollout, match="forgotten"):
+    with pytest.raises(UnknownRollout, match="pruned"):
         await store.update_attempt(**ids(rollout), status="succeeded")
-    with pytest.raises(UnknownRollout, match="forgotten"):
+    with pytest.raises(UnknownRollout, match="pruned"):
         await store.add_span(span_of(rollout))
     assert await audit_store(store) == []
 

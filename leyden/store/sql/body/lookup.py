@@ -73,7 +73,7 @@ def unknown_run(tx: Transaction, run_id: str) -> UnknownRun:
 def unknown_rollout(tx: Transaction, rollout_id: str) -> UnknownRollout:
     """Return the error for a rollout that is not in the store."""
     return UnknownRollout(
-        f"rollout {rollout_id!r} is not in {tx.store_url}; was it enqueued in another store, or forgotten (see Retention)?"
+        f"rollout {rollout_id!r} is not in {tx.store_url}; was it enqueued in another store, or pruned (see Retention)?"
     )
 
 

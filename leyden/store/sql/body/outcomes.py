@@ -32,9 +32,9 @@ NO_OUTCOME = (None, "", 0, 0, None, None)
 """The outcome columns of an attempt that has just begun, in the order of `attempt_columns`."""
 _RECORDED_CALLS = frozenset({semconv.MODEL_CALL, semconv.EMBEDDINGS})
 """The names of spans that the gateway records for calls."""
-_MOST_TOKENS = 2**53
+_MAX_TOKENS = 2**53
 """A span with more tokens is wrong, and counts none, so that sums do not overflow."""
-_MOST_BINS = 1000
+_MAX_BINS = 1000
 _QUERIES: Mapping[Measure, tuple[str, str]] = {
     "reward": ("summarise_reward", "histogram_of_reward"),
     "tokens": ("summarise_tokens", "histogram_of_tokens"),
@@ -78,7 +78,7 @@ def _add_call(target: SpanTarget, span: Span) -> None:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+    return value if type(value) is int and 0 <= value <= _MAX_TOKENS else 0
 
 
 def failure_of(attempt: Attempt) -> str:
@@ -94,7 +94,7 @@ def summarise_rollouts(
 
     The database groups rows by index, so the cost grows with the matching rollouts, not with their spans.
     """
-    check_number("bins", bins, at_least=1, at_most=_MOST_BINS, whole=True)
+    check_number("bins", bins, at_least=1, at_most=_MAX_BINS, whole=True)
     for measure in measures:
         check_measure("measures", measure)
     _, filters = matching.conditions()

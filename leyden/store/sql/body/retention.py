@@ -32,10 +32,10 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
             raise unknown_rollout(tx, rollout_id)
 
 
-def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
+def prunable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
     """Return the `seq` of up to `limit` rollouts that `retention` does not keep, the oldest first.
 
-    Each inner list is meant for one short transaction of `forget`, which deletes about _STEP_ROWS rows.
+    Each inner list is meant for one short transaction of `prune`, which deletes about _STEP_ROWS rows.
     """
     tx.expect(None)  # perhaps many rows
     kept, kept_bytes = 0, 0
@@ -44,7 +44,7 @@ def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[
         kept, kept_bytes = sum(totals[status] for status in FINAL_STATUSES), totals["bytes"]
     stay = _must_stay(tx)
     reach = within_reach(limit + len(stay))
-    by_status = [tx.all("select_forgettable", status=status, limit=reach) for status in FINAL_STATUSES]
+    by_status = [tx.all("select_prunable", status=status, limit=reach) for status in FINAL_STATUSES]
     oldest_first = merge(*by_status, key=lambda row: (row[1], row[0]))
     rows = [row for row in islice(oldest_first, reach) if row[0] not in stay]
     steps: list[list[int]] = []
@@ -76,7 +76,7 @@ def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: 
     return rows
 
 
-def forget(tx: Transaction, seqs: Sequence[int]) -> int:
+def prune(tx: Transaction, seqs: Sequence[int]) -> int:
     """Delete these rollouts, except those pinned meanwhile. Return how many were deleted."""
     tx.expect(None)  # perhaps many rows
     stay = _must_stay(tx)
@@ -85,20 +85,20 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
     for seq in seqs:
         if seq in stay:
             continue
-        for rollout_id, resources_id, status, size, mode, version, arm in tx.all("forget_rollout", seq=seq):
+        for rollout_id, resources_id, status, size, mode, version, arm in tx.all("prune_rollout", seq=seq):
             if mode == "live" and version is not None:  # its feedback may be months late
                 tx.put_many("insert_served", [(rollout_id, resources_id, version, arm)])
-            attempts = tx.all("forget_attempts", seq=seq)
+            attempts = tx.all("prune_attempts", seq=seq)
             for attempt_id, worker_id, end_time in attempts:
                 if end_time is None and worker_id is not None:  # its rollout was cancelled while it worked
                     ids = {"worker_id": worker_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
                     tx.run("worker_freed", status="idle", now=tx.now, **ids)
-            n_spans = tx.change("forget_spans", seq=seq)
+            n_spans = tx.change("prune_spans", seq=seq)
             tx.tally({"forgotten": 1, status: -1, "attempts": -len(attempts), "spans": -n_spans, "bytes": -size})
             used.add(resources_id)
             gone += 1
     for resources_id in used - {None}:
-        tx.run("forget_resources", resources_id=resources_id)
+        tx.run("prune_resources", resources_id=resources_id)
     return gone
 
 

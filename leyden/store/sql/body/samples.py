@@ -15,7 +15,7 @@ from leyden.types.checks import check_id, check_time
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT = 1_000_000
 """The most samples that are kept."""
-_FORGOTTEN = 64
+_PRUNED = 64
 """How many of the oldest samples a call checks, beside twice as many as it adds, so that the excess shrinks with each
 call."""
 
@@ -26,7 +26,7 @@ def add_many_samples(tx: Transaction, samples: Sequence[Sample]) -> None:
         _check(sample)
     if samples:
         tx.put_many("insert_sample", [(s.name, s.worker_id or "", s.time, s.value) for s in samples])
-        tx.run("forget_samples", limit=_FORGOTTEN + 2 * len(samples), oldest=tx.now - _KEPT_SECONDS, most=_KEPT)
+        tx.run("prune_samples", limit=_PRUNED + 2 * len(samples), oldest=tx.now - _KEPT_SECONDS, most=_KEPT)
 
 
 def query_samples(
