@@ -27,7 +27,7 @@ from leyden.store.ending import END, EndReply, WaitForEnd
 from leyden.store.notify import Signals, check_wait
 from leyden.store.waiting import WaitingStore
 from leyden.store.wire import BY_METHOD, Route, error_from
-from leyden.types import AttemptedRollout, EnqueueRolloutRequest, News, Rollout, SpanPage, current_run_id
+from leyden.types import AttemptedRollout, Rollout, SpanPage, current_run_id
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -290,12 +290,14 @@ class LightningStoreClient(WaitingStore):
         Raise what the server's store raised, and StoreError for a missing or unreadable reply.
         """
         _make_ids(route.method, arguments)
+        # A repeat of a rollout requeued by hand could take it from the worker that has claimed it since.
+        requeues = arguments.get("status") in ("queuing", "requeuing")
         path = route.path_of(arguments)
         reply = await self._connection.ask(
             route.verb,
             path,
             route.body_of(arguments) if route.verb == "POST" else None,
-            repeatable=route.repeatable and not _requeues(arguments),
+            repeatable=route.repeatable and not requeues,
             waits_seconds=float(arguments.get(route.waits, 0.0)) if route.waits else 0.0,
             headers=self._cache.headers(path) if route.cached else None,
             retry_seconds=retry_seconds,
@@ -351,18 +353,15 @@ class _LoopState:
         try:
             while self._signals.wanted:
                 news = await self._store.get_news(after=self._after, spans=spans, timeout_seconds=_POLL_SECONDS)
-                self._publish(news)
+                begins, self._after = self._after is None, news.after
+                if begins or news.gap:
+                    self._signals.wake_all()  # there may be news since the waiters have read
+                else:
+                    self._signals.publish(news.claimable, news.finished, news.spans)
                 await asyncio.sleep(_PACE_SECONDS)
         except LeydenError:
             await asyncio.sleep(_AFTER_FAILURE_SECONDS)
             self._signals.wake_all()  # each waiter reads for itself and gets the error
-
-    def _publish(self, news: News) -> None:
-        begins, self._after = self._after is None, news.after
-        if begins or news.gap:
-            self._signals.wake_all()  # there may be news since the waiters have read
-        else:
-            self._signals.publish(news.claimable, news.finished, news.spans)
 
 
 class _Cache:
@@ -401,20 +400,10 @@ def _make_ids(method: str, arguments: dict[str, Any]) -> None:
     if method == "start_rollout":
         arguments.setdefault("run_id", current_run_id.get())
     if method == "enqueue_many_rollouts":
-        arguments["rollouts"] = [_with_id(request) for request in arguments["rollouts"]]
-
-
-def _with_id(request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
-    if request.rollout_id is not None:
-        return request
-    return request.model_copy(update={"rollout_id": ids.rollout_id()})
-
-
-def _requeues(arguments: dict[str, Any]) -> bool:
-    """Return whether a call requeues a rollout by hand. A repeat could take the rollout from the worker that has
-    claimed it since.
-    """
-    return arguments.get("status") in ("queuing", "requeuing")
+        arguments["rollouts"] = [
+            request if request.rollout_id is not None else request.model_copy(update={"rollout_id": ids.rollout_id()})
+            for request in arguments["rollouts"]
+        ]
 
 
 def reconnect(url: str, token: str | None, options: dict[str, Any]) -> LightningStoreClient:

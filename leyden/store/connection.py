@@ -110,7 +110,11 @@ class Connection:
         """
         started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         patience = self.retry_seconds if retry_seconds is None else retry_seconds
-        headers, body = self._packed(headers or {}, body)
+        headers = headers or {}
+        if body is not None:
+            headers = {"Content-Type": "application/json", **headers}
+            if self._compress and len(body) >= _COMPRESS_FROM:
+                headers, body = headers | {"Content-Encoding": "gzip"}, gzip.compress(body, 1)
         while True:
             self._check_open()
             try:
@@ -174,21 +178,12 @@ class Connection:
             answer = ServerReply(response.status, await response.read(), response.headers.get("etag"))
             return answer, response.status == 503 and "retry-after" in response.headers
 
-    def _packed(self, headers: Mapping[str, str], body: bytes | None) -> tuple[Mapping[str, str], bytes | None]:
-        """Return the headers and the body to send, compressed if that is worth while."""
-        if body is None:
-            return headers, None
-        headers = {"Content-Type": "application/json", **headers}
-        if self._compress and len(body) >= _COMPRESS_FROM:
-            return headers | {"Content-Encoding": "gzip"}, gzip.compress(body, 1)
-        return headers, body
-
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"the client of {self.url} is closed; open it again")
 
     def _session(self) -> aiohttp.ClientSession:
-        """Return a new session with a connection pool of its own."""
+        """Return a new session with its own connection pool."""
         limits: dict[str, Any] = {"limit": self._connections, "keepalive_timeout": _KEEP_ALIVE_SECONDS}
         path = self._socket_path
         return aiohttp.ClientSession(

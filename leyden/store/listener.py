@@ -182,18 +182,14 @@ def _receive(connection: Any, target: Target, sender: str, signals: Signals, req
                 if requests.spans:
                     requests.spans = False  # before the announcement, because more may be added meanwhile
                     try:
-                        _announce_spans(connection, target, sender)
+                        for payload in news_of(sender, 0, (), True):
+                            connection.execute("SELECT pg_notify(%s, %s)", [target.channel, payload])
                     except BaseException:
                         requests.spans = True
                         raise
                     news = True  # the query may have read notifications, for which the socket then wakes nobody
             if stopped:
                 return
-
-
-def _announce_spans(connection: Any, target: Target, sender: str) -> None:
-    for news in news_of(sender, 0, (), True):
-        connection.execute("SELECT pg_notify(%s, %s)", [target.channel, news])
 
 
 def _publish(payload: str, sender: str, signals: Signals) -> None:

@@ -195,7 +195,9 @@ class Signals:
         with self._lock:
             now = f"{self._epoch}.{self._claimable}.{self._finished_ever}.{self._spans}.{self._labels}"
             epoch, *counts = (after or "").split(".")
-            if epoch != self._epoch or len(counts) != 4 or not all(map(_is_count, counts)):
+            # At most 18 digits, so that `int` is cheap.
+            are_numbers = all(count.isdecimal() and len(count) < 19 for count in counts)
+            if epoch != self._epoch or len(counts) != 4 or not are_numbers:
                 return News(after=now, gap=after is not None)
             claimable, finished, spans_before, labels_before = map(int, counts)
             if labels:
@@ -282,11 +284,6 @@ class Signals:
                 waiter.woken = True
                 chosen.append(waiter)
         return chosen
-
-
-def _is_count(text: str) -> bool:
-    """Return whether a part of a cursor is a number of at most 18 digits, so that `int` is cheap."""
-    return text.isdecimal() and len(text) < 19
 
 
 def _count(waiter: RolloutWaiter, rollout_id: str) -> bool:

@@ -71,6 +71,7 @@ def openapi() -> Json:
     paths: Json = {f"{PREFIX}/health": {"get": _health()}, TRACES: {"post": _traces()}, END: {"post": _end()}}
     for route in ROUTES:
         paths.setdefault(PREFIX + route.path, {})[route.verb.lower()] = _operation(route, schemas)
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Leyden store", "version": __version__, "description": _ABOUT},
@@ -78,7 +79,7 @@ def openapi() -> Json:
         "security": [{"token": []}, {}],
         "components": {
             "schemas": {**definitions, "Error": _ERROR_SCHEMA},
-            "responses": {status: _error_response(text) for status, text in _ERRORS.items()},
+            "responses": {status: {"description": text, "content": error} for status, text in _ERRORS.items()},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -114,7 +115,8 @@ def _schemas() -> tuple[Mapping[Key, Json], Json]:
 
 def _operation(route: Route, schemas: Mapping[Key, Json]) -> Json:
     """Return a route's OpenAPI operation: its texts, parameters, request body and responses."""
-    summary, description = _doc(route)
+    description = inspect.getdoc(getattr(LightningStore, route.method)) or ""
+    by_query = route.verb == "GET" and any(other.method == route.method and other.verb == "POST" for other in ROUTES)
     answer = schemas[route, "return"]
     if (route, "items") in schemas and answer.get("type") == "array":
         answer = {
@@ -128,10 +130,8 @@ def _operation(route: Route, schemas: Mapping[Key, Json]) -> Json:
         responses["304"] = {"description": "The result that `If-None-Match` names is unchanged."}
     responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
     operation: Json = {
-        "operationId": route.method
-        if route.verb == "POST" or not _has_body_twin(route)
-        else f"{route.method}_by_query",
-        "summary": summary,
+        "operationId": f"{route.method}_by_query" if by_query else route.method,
+        "summary": " ".join(description.partition("\n\n")[0].split()),
         "description": description,
         "tags": [route.segments[0]],
         "responses": responses,
@@ -144,16 +144,6 @@ def _operation(route: Route, schemas: Mapping[Key, Json]) -> Json:
     if parameters:
         operation["parameters"] = parameters
     return operation
-
-
-def _has_body_twin(route: Route) -> bool:
-    """Return whether the route's method can be called by POST too. Operation ids must differ."""
-    return any(other.method == route.method and other.verb == "POST" for other in ROUTES)
-
-
-def _doc(route: Route) -> tuple[str, str]:
-    text = inspect.getdoc(getattr(LightningStore, route.method)) or ""
-    return " ".join(text.partition("\n\n")[0].split()), text
 
 
 def _parameter(route: Route, name: str, schemas: Mapping[Key, Json]) -> Json:
@@ -224,8 +214,3 @@ def _end() -> Json:
         "responses": {"200": {"description": "Whether the run has ended.", "content": contents[EndReply]}}
         | {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
     }
-
-
-def _error_response(text: str) -> Json:
-    schema = {"$ref": "#/components/schemas/Error"}
-    return {"description": text, "content": {"application/json": {"schema": schema}}}

@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from google.protobuf import json_format
@@ -131,20 +131,20 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
         return _failure(413, encoding, str(error))
     except ValueError as error:
         return _failure(400, encoding, str(error))
-    refused = received.refused + await _add(store, received.spans)
+    refused = received.refused[:]
+    for start in range(0, len(received.spans), _BATCH):
+        refused += await _add_together(store, received.spans[start : start + _BATCH])
     response = ExportTraceServiceResponse()
     if refused:
+        more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        total = len(received.spans) + len(received.refused)
         response.partial_success.rejected_spans = len(refused)
-        response.partial_success.error_message = _summary(refused, len(received.spans) + len(received.refused))
-    return OtlpReply(200, encoding, _written(response, encoding))
-
-
-async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
-    """Add spans that are ordered by attempt. Return the spans that the store refused, with the reasons."""
-    refused: list[str] = []
-    for start in range(0, len(spans), _BATCH):
-        refused += await _add_together(store, spans[start : start + _BATCH])
-    return refused
+        response.partial_success.error_message = (
+            f"{len(refused)} of {total} spans were not placed: {'; '.join(refused[:_NAMED])}{more}"
+        )
+    is_json = encoding == JSON
+    text = json_format.MessageToJson(response, indent=None).encode() if is_json else response.SerializeToString()
+    return OtlpReply(200, encoding, text)
 
 
 async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
@@ -174,11 +174,6 @@ _OWNER = attrgetter("rollout_id", "attempt_id")
 # ---- replies -------------------------------------------------------------------------------------
 
 
-def _summary(refused: Sequence[str], total: int) -> str:
-    more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-    return f"{len(refused)} of {total} spans were not placed: {'; '.join(refused[:_NAMED])}{more}"
-
-
 def _failure(status: int, encoding: str, message: str) -> OtlpReply:
     """Return a `google.rpc.Status` with the code INVALID_ARGUMENT."""
     if encoding == JSON:
@@ -187,13 +182,6 @@ def _failure(status: int, encoding: str, message: str) -> OtlpReply:
     # 2: a text), and so the same bytes. 3 is INVALID_ARGUMENT.
     same = ExportTracePartialSuccess(rejected_spans=3, error_message=message)
     return OtlpReply(status, PROTOBUF, same.SerializeToString())
-
-
-def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
-    """Return the response as bytes in an encoding."""
-    if encoding == JSON:
-        return json_format.MessageToJson(response, indent=None).encode()
-    return response.SerializeToString()
 
 
 # ---- from bytes to spans -------------------------------------------------------------------------
@@ -205,23 +193,19 @@ def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     Raise ValueError, which says where, for a body that is malformed or has more than 100,000 spans or 200,000 parts. A
     span without an attempt is not an error: it is listed as refused.
     """
-    spans: list[tuple[int, Span]] = []
+    spans: list[tuple[tuple[str, str, int], Span]] = []
     refused: list[str] = []
     for resource, proto in _each_span(body, encoding):
         if len(spans) + len(refused) == _MAX_SPANS:
             raise TooManyParts(f"the request has more than {_MAX_SPANS:,} spans; send fewer at a time")
         try:
-            spans.append((proto.end_time_unix_nano, _span(proto, resource)))
+            span = _span(proto, resource)
+            end = proto.end_time_unix_nano or 2**64  # a span that has not ended comes last
+            spans.append(((span.rollout_id, span.attempt_id, end), span))
         except _Refused as error:
             refused.append(f"{_called(proto.span_id.hex(), proto.name)}: {error}")
-    spans.sort(key=_by_attempt_and_end)
+    spans.sort(key=itemgetter(0))
     return ReceivedSpans([span for _, span in spans], refused)
-
-
-def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
-    """Return the sort key of a span and its end in nanoseconds."""
-    end, span = ended
-    return span.rollout_id, span.attempt_id, end or 2**64  # a span that has not ended comes last
 
 
 def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_pb2.Span]]:
@@ -347,7 +331,10 @@ def _json_groups(body: bytes, left: _Left) -> Iterator[_Group]:
         raise ValueError(f"it is {storable(repr(document), limit=100)}, not an object")
     for group in _objects(cast(dict[str, Any], document), "resourceSpans", "resource_spans"):
         left.take()
-        spans = _json_spans(group, left)
+        spans: list[dict[str, Any]] = []
+        for scope in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
+            left.take()
+            spans += _objects(scope, "spans")
         resource = _from_json(group.get("resource") or {}, Resource())
         yield resource, (_from_json(_with_numbers(span), trace_pb2.Span()) for span in spans)
 
@@ -365,12 +352,6 @@ def _with_numbers(span: dict[str, Any]) -> dict[str, Any]:
             number = int(code) if code.isdecimal() and len(code) < 4 else _STATUS_NUMBERS.get(code, 0)
             found["status"] = {**status, "code": number}
     return found
-
-
-def _json_spans(group: dict[str, Any], left: _Left) -> Iterator[dict[str, Any]]:
-    for scope in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
-        left.take()
-        yield from _objects(scope, "spans")
 
 
 def _objects(parent: dict[str, Any], *names: str) -> list[dict[str, Any]]:
@@ -437,6 +418,7 @@ def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
         attributes[semconv.LINKS] = links_text(
             (link.trace_id.hex(), link.span_id.hex(), _attributes(link.attributes)) for link in proto.links
         )
+    code = _STATUS.get(proto.status.code)
     try:
         return Span(
             rollout_id=rollout_id,
@@ -448,9 +430,14 @@ def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
             parent_id=_hex("parent's", proto.parent_span_id, 8) if any(proto.parent_span_id) else None,
             name=proto.name,
             kind=_KINDS.get(proto.kind, "INTERNAL"),
-            status=_status(proto.status),
+            status=SpanStatus(status_code=code, description=proto.status.message or None) if code else SpanStatus(),
             attributes=attributes,
-            events=[_event(event) for event in proto.events],
+            events=[
+                SpanEvent(
+                    name=each.name, timestamp=seconds(each.time_unix_nano), attributes=_attributes(each.attributes)
+                )
+                for each in proto.events
+            ],
             start_time=seconds(proto.start_time_unix_nano),
             end_time=seconds(proto.end_time_unix_nano),
             resource=resource,
@@ -502,15 +489,6 @@ def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise _Refused(f"{semconv.SEQUENCE_ID} {storable(repr(value), limit=100)} is not a whole number")
-
-
-def _status(status: trace_pb2.Status) -> SpanStatus:
-    code = _STATUS.get(status.code)
-    return SpanStatus() if code is None else SpanStatus(status_code=code, description=status.message or None)
-
-
-def _event(event: trace_pb2.Span.Event) -> SpanEvent:
-    return SpanEvent(name=event.name, timestamp=seconds(event.time_unix_nano), attributes=_attributes(event.attributes))
 
 
 def _attributes(attributes: Iterable[KeyValue]) -> Attributes:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -40,14 +41,12 @@ _PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
 
 
 class _Threads:
-    """Runs operations in up to `most` threads, each with a session of its own. The first starts at once, the others on
-    demand.
-    """
+    """Runs operations in up to `max_threads` threads with a session each, the first at once, others on demand."""
 
-    def __init__(self, url: str, name: str, most: int, session: Callable[[], PostgresSession]) -> None:
+    def __init__(self, url: str, name: str, max_threads: int, session: Callable[[], PostgresSession]) -> None:
         self._url = url
         self._name = name
-        self._most = most
+        self._max_threads = max_threads
         self._session = session
         self._open = True
         self._gate = threading.Lock()
@@ -73,7 +72,7 @@ class _Threads:
             if not self._open:
                 raise StoreClosed(f"{self._url} is closed; open it again")
             self._jobs.put(job)
-            if self._jobs.qsize() > 1 and len(self._threads) < self._most:
+            if self._jobs.qsize() > 1 and len(self._threads) < self._max_threads:
                 self._start()
         return await result_of(self._jobs, job)
 
@@ -224,7 +223,7 @@ class PostgresLightningStore(SqlLightningStore):
 
     Raise ConfigError if psycopg is not installed. Raise StoreError if the server stays away or refuses the login, or if
     a newer Leyden or another program wrote the schema. A pickled store holds its address with the password, and
-    unpickles to a store of its own.
+    unpickles to another store on the same tables.
     """
 
     def __init__(
@@ -243,7 +242,8 @@ class PostgresLightningStore(SqlLightningStore):
         return {**super().capabilities, "zero_copy": True}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, self._address
+        url, options = self._address
+        return partial(PostgresLightningStore, **options), (url,)
 
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout]:
         """Claim rollouts without waiting for the queue. While it finds nothing although rollouts are queued, because
@@ -261,7 +261,3 @@ class PostgresLightningStore(SqlLightningStore):
 
 def _is_anything_queued(tx: Transaction) -> bool:
     return tx.one("is_anything_queued") is not None
-
-
-def _opened(url: str, options: dict[str, Any]) -> PostgresLightningStore:
-    return PostgresLightningStore(url, **options)

@@ -192,7 +192,9 @@ def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
         try:
             return _reading(path, url, stamp), stamp
         except sqlite3.Error as error:
-            if not _is_half_open(error) or time.monotonic() > deadline:
+            # While an owner opens or closes the file, the log exists for a moment without its index.
+            is_half_open = (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_CANTOPEN")
+            if not is_half_open or time.monotonic() > deadline:
                 raise store_error(url, error) from error
             time.sleep(_POLL_SECONDS / 10)
 
@@ -211,10 +213,3 @@ def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _is_half_open(error: sqlite3.Error) -> bool:
-    """Return whether the error may be passing: while an owner opens or closes the file, the log exists for a moment
-    without its index.
-    """
-    return (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_CANTOPEN")

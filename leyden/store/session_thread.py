@@ -116,7 +116,10 @@ class SessionThread:
         except Long:
             pass
         job = QueuedOperation(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
-        return await self._through_thread(job)
+        with self._gate:
+            self._check_open()
+            self._jobs.put(job)
+        return await result_of(self._jobs, job)
 
     async def run_here(
         self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool = False
@@ -145,12 +148,6 @@ class SessionThread:
             self._open = False
         self._finalizer()
 
-    async def _through_thread(self, job: QueuedOperation) -> Any:
-        with self._gate:
-            self._check_open()
-            self._jobs.put(job)
-        return await result_of(self._jobs, job)
-
     def _check_open(self) -> None:
         if not self._open:
             raise StoreClosed(f"{self._session.url} is closed; open it again")
@@ -164,7 +161,7 @@ def check_process(url: str, pid: int) -> None:
     if process_id != pid:
         raise StoreError(
             f"{url} was opened by process {pid} and cannot be used in its forked child {process_id}; "
-            "open a store of its own there, after the fork"
+            "open another store there, after the fork"
         )
 
 

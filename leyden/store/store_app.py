@@ -180,12 +180,17 @@ class StoreApp:
                 reply.headers = (*reply.headers, (b"connection", b"close"))
         except LeydenError as error:
             reply = _error(status_of(error), error)
-        except Exception as error:  # noqa: BLE001 -- the boundary: the client gets a number, the log has the details
-            reply = _unexpected(scope, error)
+        except Exception as error:
+            incident = secrets.token_hex(4)
+            logger.error("incident %s: %s %s failed", incident, scope["method"], scope["path"], exc_info=error)
+            reply = _error(500, StoreError(f"the server failed unexpectedly; its log has the details: {incident}"))
         seconds = None if scope.get("waits") else time.perf_counter() - started
         self._metrics.add(scope.get("asked", "other"), reply.status, seconds)
         if len(reply.body) >= _COMPRESS_FROM and b"gzip" in headers.get(b"accept-encoding", b""):
-            reply = await _compressed(reply)
+            body = reply.body
+            body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
+            packed = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+            reply = HttpReply(reply.status, body, *reply.headers, *packed)
         await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
     async def _reply(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> HttpReply:
@@ -405,19 +410,6 @@ def _cached(headers: RequestHeaders, payload: bytes) -> HttpReply:
 def _error(status: int, error: LeydenError, *headers: tuple[bytes, bytes]) -> HttpReply:
     body = json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
     return HttpReply(status, body, JSON, *headers)
-
-
-def _unexpected(scope: Scope, error: Exception) -> HttpReply:
-    incident = secrets.token_hex(4)
-    logger.error("incident %s: %s %s failed", incident, scope["method"], scope["path"], exc_info=error)
-    return _error(500, StoreError(f"the server failed unexpectedly; its log has the details: {incident}"))
-
-
-async def _compressed(reply: HttpReply) -> HttpReply:
-    """Return the reply with its body compressed by gzip, in another thread if the body is large."""
-    body = reply.body
-    body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
-    return HttpReply(reply.status, body, *reply.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 def _gzip(body: bytes) -> bytes:

@@ -52,7 +52,7 @@ PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"
 """The media type of replies to Leyden's own client. Token records are the bytes of `TokenRecord.pack` in base64, an
 eighth of the lists that other clients get. For added spans, which the client has itself, the reply holds only their
-places in the request and their sequence ids."""
+indices in the request and their sequence ids."""
 
 _STATUS: dict[type[LeydenError], int] = {
     UnknownRollout: 404,
@@ -204,7 +204,11 @@ class Route:
         """
         if self.echoes and packed:
             assert self.body_is is not None
-            return dump(_in_short(arguments[self.body_is], result))
+            indices: dict[tuple[str, str, str], int] = {}
+            for index, span in enumerate(arguments[self.body_is]):
+                indices.setdefault((span.rollout_id, span.attempt_id, span.span_id), index)
+            short = [(indices[span.rollout_id, span.attempt_id, span.span_id], span.sequence_id) for span in result]
+            return dump(short)
         return dump((result[0] if result else None) if self.is_one(body) else result, packed=packed)
 
     def is_one(self, body: bytes) -> bool:
@@ -274,7 +278,12 @@ class Route:
         """Return the method's result from a reply in LEYDEN_JSON. Raise ValueError for another body."""
         if self.echoes:
             assert self.body_is is not None
-            return _from_short(arguments[self.body_is], load(_SHORT, body))
+            sent: Sequence[Span] = arguments[self.body_is]
+            short: list[tuple[int, int]] = load(_SHORT, body)
+            return [
+                sent[index] if sent[index].sequence_id == number else numbered(sent[index], number)
+                for index, number in short
+            ]
         result = load(self.result_type, body)
         return PaginatedResult(**result) if self.is_page else result
 
@@ -587,20 +596,7 @@ MAX_ITEMS = 20_000
 It is one transaction, which delays other writes by about half a second.
 """
 _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
-"""The place of each added span among those that were sent, and its sequence id."""
-
-
-def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, int]]:
-    places: dict[tuple[str, str, str], int] = {}
-    for place, span in enumerate(sent):
-        places.setdefault((span.rollout_id, span.attempt_id, span.span_id), place)
-    return [(places[span.rollout_id, span.attempt_id, span.span_id], span.sequence_id) for span in added]
-
-
-def _from_short(sent: Sequence[Span], short: Sequence[tuple[int, int]]) -> list[Span]:
-    return [
-        sent[place] if sent[place].sequence_id == number else numbered(sent[place], number) for place, number in short
-    ]
+"""The index of each added span among those that were sent, and its sequence id."""
 
 
 def _refuse_constants(body: bytes) -> None:
@@ -627,9 +623,9 @@ def _faults(error: ValidationError) -> str:
     for fault in error.errors(include_url=False)[:3]:
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
         what = "unknown parameter" if fault["type"] == "extra_forbidden" else fault_reason(fault)
-        got = (
-            "" if fault["type"] in ("missing", "extra_forbidden", "json_invalid") else f", got {_short(fault['input'])}"
-        )
+        text = repr(fault["input"])
+        text = text if len(text) <= 80 else f"{text[:80]}..."
+        got = "" if fault["type"] in ("missing", "extra_forbidden", "json_invalid") else f", got {text}"
         faults.append(f"{where or 'the body'}: {what}{got}")
     more = error.error_count() - len(faults)
     return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
@@ -638,11 +634,6 @@ def _faults(error: ValidationError) -> str:
 _FAULTS = 1000
 """The most faults of which the first are named. With more, that takes seconds, because pydantic lists all faults or
 none."""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _without_unset(hint: Any) -> Any:

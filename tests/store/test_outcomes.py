@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
-from leyden.store.sql.sqlite import _migrations, connect, statements
+from leyden.store.sql.queries import migrations
+from leyden.store.sql.sqlite import connect, statements
 from leyden.types import PromptTemplate, RunRecord, find_final_reward, semconv
 from tests.contracts.store.outcomes import call_span, finished, reward_span
 from tests.contracts.store.support import claimed, ids, span_of
@@ -90,7 +91,7 @@ async def test_the_kept_reward_is_what_find_final_reward_finds(said: list[tuple[
 def downgraded(path: Path, schema: int) -> None:
     """Make the file one of an older schema: only what the tests here write is kept."""
     with closing(connect(str(path), {})) as new, closing(sqlite3.connect(":memory:", isolation_level=None)) as old:
-        for script in _migrations()[:schema]:
+        for script in migrations("sqlite")[:schema]:
             for statement in statements(script):
                 old.execute(statement)
         for table in ("rollouts", "attempts", "spans", "resources", "runs", "totals"):

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from leyden._lib.extras import import_optional
 from leyden.errors import ConfigError, LeydenError, StoreError, StoreFull
 from leyden.store.sql.driver import Durability
-from leyden.store.sql.queries import load_queries
+from leyden.store.sql.queries import load_queries, migrations
 
 _OLDEST = 14
 """The oldest version of PostgreSQL that works."""
@@ -158,7 +157,7 @@ def migrate(connection: Any, target: Target) -> None:
     Raise StoreError for a schema that a newer Leyden or another program wrote, for a server that is too old, and for a
     database whose encoding is not UTF-8.
     """
-    migrations = _migrations()
+    scripts = migrations("postgres")
     server = connection.info.server_version // 10_000
     if server < _OLDEST:
         raise StoreError(f"{target.url} is PostgreSQL {server}; Leyden needs {_OLDEST} or newer")
@@ -169,21 +168,21 @@ def migrate(connection: Any, target: Target) -> None:
         if encoding != "UTF8":
             raise StoreError(f"{target.url} holds text as {encoding}; create the database with ENCODING 'UTF8'")
         version = _version(connection, target)
-        if version > len(migrations):
+        if version > len(scripts):
             raise StoreError(
-                f"{target.url} was written by a newer Leyden (schema {version}, this one knows {len(migrations)}); upgrade it"
+                f"{target.url} was written by a newer Leyden (schema {version}, this one knows {len(scripts)}); upgrade it"
             )
         if (
             version == 0
             and connection.execute("SELECT to_regnamespace(%s)", [f'"{target.schema}"']).fetchone()[0] is None
         ):
             connection.execute(f'CREATE SCHEMA "{target.schema}"')
-        for script in migrations[version:]:
+        for script in scripts[version:]:
             connection.execute(script, prepare=False)
-        if version < len(migrations):
+        if version < len(scripts):
             connection.execute("CREATE TABLE IF NOT EXISTS leyden_schema (version INTEGER NOT NULL)")
             connection.execute("DELETE FROM leyden_schema")
-            connection.execute("INSERT INTO leyden_schema VALUES (%s)", [len(migrations)])
+            connection.execute("INSERT INTO leyden_schema VALUES (%s)", [len(scripts)])
         connection.execute(statements()["prune_connections"])
         connection.execute(statements()["prune_transactions"])
 
@@ -222,14 +221,6 @@ def _version(connection: Any, target: Target) -> int:
 
 
 @cache
-def _migrations() -> Sequence[str]:
-    """Return the migration scripts, in order."""
-    entries = files("leyden.store.sql").joinpath("migrations", "postgres").iterdir()
-    scripts = sorted((entry for entry in entries if entry.name.endswith(".sql")), key=lambda entry: entry.name)
-    return [entry.read_text(encoding="utf-8") for entry in scripts]
-
-
-@cache
 def statements() -> Mapping[str, str]:
     """Return every query by name, with its parameters as psycopg writes them."""
     return {name: placeholders(text) for name, text in load_queries("postgres").items()}
@@ -238,10 +229,7 @@ def statements() -> Mapping[str, str]:
 @lru_cache(maxsize=512)
 def placeholders(text: str) -> str:
     """Return a statement with `%(name)s` for `:name`, `%s` for `?` and `%%` for `%`."""
-    return _PARAMETER.sub(_placeholder, text)
-
-
-def _placeholder(found: re.Match[str]) -> str:
-    if found[1]:
-        return f"%({found[1]})s"
-    return "%s" if found[0] == "?" else "%%"
+    return _PARAMETER.sub(
+        lambda found: f"%({found[1]})s" if found[1] else "%s" if found[0] == "?" else "%%",
+        text,
+    )

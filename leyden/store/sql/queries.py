@@ -50,6 +50,14 @@ def parse_queries(
 
 
 @cache
+def migrations(dialect: str) -> Sequence[str]:
+    """Return the migration scripts of a database, in order."""
+    entries = files("leyden.store.sql").joinpath("migrations", dialect).iterdir()
+    scripts = sorted((entry for entry in entries if entry.name.endswith(".sql")), key=lambda entry: entry.name)
+    return [entry.read_text(encoding="utf-8") for entry in scripts]
+
+
+@cache
 def adding(totals: Sequence[str]) -> str:
     """Return the statement that adds a value to each of these columns of `totals`' one row."""
     return f"UPDATE totals SET {', '.join(f'{total} = {total} + ?' for total in totals)} WHERE shard = 0"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeVar, get_args
@@ -23,6 +23,7 @@ from leyden.types import (
     AuditRecord,
     Feedback,
     MetricPoint,
+    PaginatedResult,
     Release,
     ResourcesUpdate,
     Rollout,
@@ -291,6 +292,35 @@ def _seconds(time: float | None) -> str:
     if time is None:
         return "null"
     return repr(time) if math.isfinite(time) else json.dumps(time)
+
+
+def span_page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
+    """Return the result of `query_spans` from found rows, with the tokens of each span unpacked."""
+    return PaginatedResult([span_from(*one) for one in found], found.limit, found.offset, found.total, found.exact)
+
+
+def span_page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
+    """Return the result of `query_spans` as JSON, with tokens `packed` as in `span_json`."""
+    exact = "true" if found.exact else "false"
+    return (
+        f'{{"items":{_json_list(found.items, packed)},"limit":{found.limit},"offset":{found.offset},'
+        f'"total":{found.total},"exact":{exact}}}'
+    ).encode()
+
+
+def spans_by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]]:
+    """Return the result of `query_spans_of`: the spans of each rollout, with tokens unpacked."""
+    return {rollout_id: [span_from(*one) for one in spans] for rollout_id, spans in found.items()}
+
+
+def spans_by_rollout_json(found: Mapping[str, Sequence[FoundSpan]], packed: bool) -> bytes:
+    """Return the result of `query_spans_of` as JSON, with tokens `packed` as in `span_json`."""
+    fields = [f"{quoted(rollout_id)}:{_json_list(spans, packed)}" for rollout_id, spans in found.items()]
+    return f"{{{','.join(fields)}}}".encode()
+
+
+def _json_list(spans: Sequence[FoundSpan], packed: bool) -> str:
+    return f"[{','.join([span_json(*one, packed=packed) for one in spans])}]"
 
 
 def resources_from(row: Row) -> ResourcesUpdate:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from leyden.errors import ConfigError, StoreError
 from leyden.store.base import LightningStore, StoreCapabilities, StoreStatistics
 from leyden.store.notify import Signals
-from leyden.store.sql import paging as answers
+from leyden.store.sql import rows
 from leyden.store.sql.body import (
     attempts,
     feedback,
@@ -107,8 +107,8 @@ class SqlLightningStore(WaitingStore):
     """A store in a SQL database, which this process reaches through `driver`."""
 
     json_methods: Mapping[str, tuple[Callable[..., Any], Callable[[Any, bool], bytes]]] = {
-        "query_spans": (search.query_spans, answers.page_json),
-        "query_spans_of": (search.query_spans_of, answers.by_rollout_json),
+        "query_spans": (search.query_spans, rows.span_page_json),
+        "query_spans_of": (search.query_spans_of, rows.spans_by_rollout_json),
     }
     """The methods that `json_of` implements: the operation, and a function that writes its result."""
 
@@ -145,8 +145,8 @@ class SqlLightningStore(WaitingStore):
     add_span = _writes(LightningStore.add_span, spans.add_span)
     add_many_spans = _writes(LightningStore.add_many_spans, spans.add_many_spans)
     get_many_span_sequence_ids = _writes(LightningStore.get_many_span_sequence_ids, spans.get_many_span_sequence_ids)
-    query_spans = _reads(LightningStore.query_spans, search.query_spans, then=answers.page)
-    query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=answers.by_rollout)
+    query_spans = _reads(LightningStore.query_spans, search.query_spans, then=rows.span_page)
+    query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=rows.spans_by_rollout)
     query_rollouts = _reads_rollouts(LightningStore.query_rollouts, listing.query_rollouts)
     summarise_rollouts = _reads_rollouts(LightningStore.summarise_rollouts, outcomes.summarise_rollouts)
     get_rollout_by_id = _reads(LightningStore.get_rollout_by_id, rollouts.get_rollout_by_id)
@@ -241,7 +241,7 @@ class SqlLightningStore(WaitingStore):
             return 0
         # The rollouts are chosen while others write, and deleted in steps between their writes.
         steps = await self._driver.read(pruning.prunable, (retention, limit), {})
-        return sum([await self._driver.write(pruning.prune, (step,), {}) for step in steps])
+        return sum([await self._driver.write(pruning.prune_step, (step,), {}) for step in steps])
 
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout]:
         return await self._driver.write(attempts.claim, (limit, worker_id, claim_id), {}, undo=attempts.unclaim)

@@ -11,13 +11,12 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from operator import itemgetter
 from typing import Any
 
 from leyden._lib.clock import unix_time
 from leyden.errors import ConfigError, StoreError, StoreFull
-from leyden.store.sql.queries import adding, counting, load_queries, statements_for
+from leyden.store.sql.queries import adding, counting, load_queries, migrations, statements_for
 from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 from leyden.types import Rollout
 
@@ -45,7 +44,7 @@ def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
     """
     # Without an adapter sqlite3 looks for one whenever it binds such a value, which takes 0.2 us.
     for kind in (type(None), bytes):
-        sqlite3.register_adapter(kind, _as_it_is)
+        sqlite3.register_adapter(kind, lambda value: value)
     connection = sqlite3.connect(
         target, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=5.0, uri=True
     )
@@ -58,26 +57,22 @@ def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
     return connection
 
 
-def _as_it_is(value: bytes | None) -> bytes | None:
-    return value
-
-
 def migrate(connection: sqlite3.Connection, url: str) -> None:
     """Bring a database to this version's schema, in one transaction.
 
     Raise StoreError for a database that a newer Leyden wrote, or another program.
     """
-    migrations = _migrations()
+    scripts = migrations("sqlite")
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = _version(connection, url)
-        if version > len(migrations):
+        if version > len(scripts):
             raise _newer(url, version)
-        for script in migrations[version:]:
+        for script in scripts[version:]:
             for statement in statements(script):
                 connection.execute(statement)
-        if version < len(migrations):
-            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+        if version < len(scripts):
+            connection.execute(f"PRAGMA user_version = {len(scripts)}")
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute("COMMIT")
     except BaseException:
@@ -102,7 +97,7 @@ def _empty() -> sqlite3.Connection:
 
 def check_schema(connection: sqlite3.Connection, url: str) -> None:
     """Raise StoreError for a database of another schema version. It changes nothing."""
-    version, known = _version(connection, url), len(_migrations())
+    version, known = _version(connection, url), len(migrations("sqlite"))
     if version == 0:
         raise StoreError(f"{url} holds no store yet; open it once without read_only")
     if version < known:
@@ -277,22 +272,8 @@ def _version(connection: sqlite3.Connection, url: str) -> int:
 
 def _newer(url: str, version: int) -> StoreError:
     return StoreError(
-        f"{url} was written by a newer Leyden (schema {version}, this one knows {len(_migrations())}); upgrade it"
+        f"{url} was written by a newer Leyden (schema {version}, this one knows {len(migrations('sqlite'))}); upgrade it"
     )
-
-
-@cache
-def _migrations() -> Sequence[str]:
-    """Return the migration scripts, in order."""
-    scripts = sorted(
-        (
-            entry
-            for entry in files("leyden.store.sql").joinpath("migrations", "sqlite").iterdir()
-            if entry.name.endswith(".sql")
-        ),
-        key=lambda entry: entry.name,
-    )
-    return [entry.read_text(encoding="utf-8") for entry in scripts]
 
 
 def statements(script: str) -> Iterator[str]:

@@ -1,5 +1,4 @@
-"""Keep SQLite's write-ahead log short and the database's file small, on a thread of its own, so that no commit waits
-for it.
+"""Keep SQLite's write-ahead log short and the database's file small, on a thread for which no commit waits.
 
 A checkpoint copies the log into the database and waits for the disk twice. Most of that happens while the writer works;
 only the last step holds the session. Writing then begins at the start of the log again, and the log's file keeps its
@@ -79,9 +78,20 @@ def _serve(
         check.clear()
         try:
             if _bytes_in_use(log) > LOG_BYTES:
-                _checkpoint(connection, session)
-            while not over.is_set() and _has_many_free(connection):
-                _give_back(connection, session)
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, while others write
+                with session.lock:  # the rest; the next commit writes at the log's start, unless a reader still uses it
+                    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            while not over.is_set():
+                pages, free = (
+                    connection.execute(f"PRAGMA {count}").fetchone()[0] for count in ("page_count", "freelist_count")
+                )
+                if free <= max(_SPARE_PAGES, _SPARE_SHARE * pages):
+                    break
+                with session.lock:
+                    started = time.monotonic()
+                    # `execute` would stop at the first page
+                    connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
+                time.sleep(time.monotonic() - started)  # so that writers get as much time
         except (OSError, sqlite3.Error) as error:
             logger.warning("%s: the log could not be shortened, and will be tried again: %s", session.url, error)
     connection.close()
@@ -107,25 +117,6 @@ def _bytes_in_use(log: Path) -> int:
 
         size = os.fstat(file.fileno()).st_size
         return frame_size * bisect_left(range(size // frame_size), True, key=is_older)
-
-
-def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:
-    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, while others write
-    with session.lock:  # the rest; the next commit writes at the log's start, unless a reader still uses it
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
-
-def _has_many_free(connection: sqlite3.Connection) -> bool:
-    pages, free = (connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in ("page_count", "freelist_count"))
-    return free > max(_SPARE_PAGES, _SPARE_SHARE * pages)
-
-
-def _give_back(connection: sqlite3.Connection, session: Session) -> None:
-    """Cut free pages off the end of the file, then pause for the same time, so that writers get a turn."""
-    with session.lock:
-        started = time.monotonic()
-        connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")  # `execute` would stop at the first page
-    time.sleep(time.monotonic() - started)
 
 
 def _stop(check: threading.Event, over: threading.Event, thread: threading.Thread) -> None:

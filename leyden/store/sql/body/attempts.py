@@ -387,7 +387,11 @@ def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
     if status in ROLLOUT_FINISHED:
         own_bytes = _ROLLOUT_BYTES + utf8_length(row[INPUT]) + utf8_length(row[METADATA])
         end_time = max(tx.now, row[START])
-        attempt_bytes, spans = _size_of_attempts(tx, row)
+        attempt_bytes, spans = 0, 0
+        if row[ATTEMPTS] > 1:
+            attempt_bytes, spans = tx.all("sum_attempts", seq=row[SEQ])[0]
+        elif row[ATTEMPT] is not None:
+            attempt_bytes, spans = row[ATTEMPT_SIZE]
         size = own_bytes + attempt_bytes
         failed = int(status == "failed")
         tx.run("finish_rollout", seq=row[SEQ], status=status, end_time=end_time, bytes=size, failed=failed)
@@ -397,10 +401,3 @@ def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
     tx.run("set_rollout_status", seq=row[SEQ], status=status)
     if status == "requeuing":
         tx.claimable += 1
-
-
-def _size_of_attempts(tx: Transaction, row: Row) -> Sequence[int]:
-    """Return how many bytes all attempts of the rollout take, and how many spans they have."""
-    if row[ATTEMPTS] > 1:
-        return tx.all("sum_attempts", seq=row[SEQ])[0]
-    return (0, 0) if row[ATTEMPT] is None else row[ATTEMPT_SIZE]

@@ -75,9 +75,7 @@ def query_rollouts(
 def _page_of_part(
     tx: Transaction, matching: RolloutFilter, filters: Filters, order: str, limit: int, offset: int
 ) -> PaginatedResult[Rollout]:
-    """Return a page of the rollouts that belong to a run, belong to a group and repeat one rollout, as far as these are
-    given.
-    """
+    """Return a page of the rollouts of a run, of a group, or that repeat one rollout, as far as these are given."""
     group_id, replay_from = matching.group_id, matching.replay_from
     run = None if matching.run_id is None else run_key(tx, matching.run_id)
     parameters = filters.parameters | {"run": run, "group_id": group_id, "replay_from": replay_from}
@@ -190,10 +188,10 @@ class _Slices:
         return self.tx.page(query, self.filters.sql(*always.conditions) + part, always.parameters)
 
     def _merged(self, slices: Sequence[list[Row]]) -> list[int]:
-        rows = slices[0] if len(slices) == 1 else merge(*slices, key=_place, reverse=self.sort_order == "desc")
+        rows = slices[0] if len(slices) == 1 else merge(*slices, key=_sort_key, reverse=self.sort_order == "desc")
         return [row[0] for row in islice(rows, within_reach(self.reach))]
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def _sort_key(row: Row) -> tuple[Any, ...]:
     """Return the sort key of a row of a slice, which is `seq` and perhaps a time: the time first."""
     return tuple(row[::-1])

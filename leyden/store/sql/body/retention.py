@@ -35,7 +35,7 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
 def prunable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
     """Return the `seq` of up to `limit` rollouts that `retention` does not keep, the oldest first.
 
-    Each inner list is meant for one short transaction of `prune`, which deletes about _STEP_ROWS rows.
+    Each inner list is meant for one short transaction of `prune_step`, which deletes about _STEP_ROWS rows.
     """
     tx.expect(None)  # perhaps many rows
     kept, kept_bytes = 0, 0
@@ -76,7 +76,7 @@ def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: 
     return rows
 
 
-def prune(tx: Transaction, seqs: Sequence[int]) -> int:
+def prune_step(tx: Transaction, seqs: Sequence[int]) -> int:
     """Delete these rollouts, except those pinned meanwhile. Return how many were deleted."""
     tx.expect(None)  # perhaps many rows
     stay = _must_stay(tx)

@@ -104,8 +104,10 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
     resources: dict[str | None, tuple[str | None, int | None]] = {}
     runs: dict[str, int] = {}
     for request in rollouts:
-        rollout = _present(tx, request.rollout_id)
-        if rollout is None:
+        stored = None if request.rollout_id is None else tx.one("get_rollout", rollout_id=request.rollout_id)
+        if stored is not None:
+            rollout = rollout_from(stored)
+        else:
             given = request.resources_id
             if given not in resources:
                 resources[given] = known_version(tx, given)
@@ -126,11 +128,6 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
                 "rollout %s: enqueued, %s, %s, task %s", one.rollout_id, one.mode, one.resources_id, Preview(one.input)
             )
     return answer
-
-
-def _present(tx: Transaction, rollout_id: str | None) -> Rollout | None:
-    row = None if rollout_id is None else tx.one("get_rollout", rollout_id=rollout_id)
-    return None if row is None else rollout_from(row)
 
 
 def get_rollout_by_id(tx: Transaction, rollout_id: str) -> Rollout:
@@ -184,9 +181,7 @@ def update_rollout(
 
 
 def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return those of the rollouts that are finished, in the order given, each once. Raise UnknownRollout, naming the
-    first unknown id.
-    """
+    """Return the finished rollouts, in the order given, each once. Raise UnknownRollout for the first unknown id."""
     tx.expect(len(rollout_ids))
     answer: list[Rollout] = []
     tx.ahead("get_rollout_key", [{"rollout_id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids)])
