@@ -316,9 +316,7 @@ class LightningStoreClient(WaitingStore):
 
 
 class _LoopState:
-    """The state that the callers of one event loop share: a semaphore for claims that wait at the server, and one task
-    that reads the server's news.
-    """
+    """What the callers of one event loop share: a semaphore for claims that wait at the server, and a task for news."""
 
     def __init__(self, store: LightningStore, signals: Signals) -> None:
         self.claims = asyncio.Semaphore(_CLAIMS_AT_ONCE)
@@ -329,9 +327,7 @@ class _LoopState:
         self._watching: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Start the task that reads news until no caller waits, unless it runs already. It reads news of spans too if a
-        caller waits for those.
-        """
+        """Start the task that reads news, of spans only if a caller waits for those, unless it runs already."""
         spans = self._signals.spans_wanted
         if self._watching is not None and not self._watching.done():
             if self._reads_spans or not spans:
@@ -365,16 +361,13 @@ class _LoopState:
 
 
 class _Cache:
-    """Replies by path, which the server need not send again if they are unchanged. Each request asks the server for
-    that (ETag).
-    """
+    """Replies by path, which the server need not send again if they are unchanged (ETag)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replies: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     def headers(self, path: str) -> dict[str, str]:
-        """Return the headers that request a reply only if it has changed."""
         with self._lock:
             known = self._replies.get(path)
         return {} if known is None else {"If-None-Match": known[0]}

@@ -275,7 +275,6 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
 
 
 def _span_fields(span: Span) -> dict[str, Any]:
-    """Return a span's values by column name, with those of its status and its token record."""
     status = {"status_code": span.status.status_code, "status_description": span.status.description}
     return ({} if span.tokens is None else vars(span.tokens)) | vars(span) | status
 
@@ -333,7 +332,6 @@ class _Table:
         self._writer.close()
 
     def _write(self) -> None:
-        """Write the pending rows as one row group."""
         arrow, _ = arrow_modules()
         columns = zip(*self._rows, strict=True) if self._rows else [() for _ in self._columns]
         arrays = [arrow.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]

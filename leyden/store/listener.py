@@ -43,7 +43,6 @@ class _Requests:
         self._writer.setblocking(False)
 
     def wake(self) -> None:
-        """Wake the thread."""
         try:
             self._writer.send(b"w")
         except OSError:  # full: it is awake; closed: it has ended
@@ -119,9 +118,7 @@ def _listening(target: Target) -> Any:
 
 
 def _serve(connection: Any, target: Target, sender: str, signals: Signals, requests: _Requests) -> None:
-    """Run the listener's thread: receive notifications until the listener is stopped, and reconnect when the connection
-    is lost.
-    """
+    """Receive notifications until the listener is stopped, and reconnect when the connection is lost."""
     while True:
         try:
             _receive(connection, target, sender, signals, requests)

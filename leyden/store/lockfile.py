@@ -48,9 +48,7 @@ class LockFile:
         _held.add(self)
 
     def record_server(self, server: str | None) -> None:
-        """Record the URL of the owner's server, for the error of the next process that opens the file. None: there is
-        no server.
-        """
+        """Record the URL of the owner's server, if any, for the error of the next process that opens the file."""
         self._write(self._owner if server is None else self._owner | {"server": server})
 
     def hold_data(self, path: Path, url: str) -> None:
@@ -139,7 +137,6 @@ def _parse_owner(text: bytes) -> Owner:
 
 
 def _lives(pid: int) -> bool:
-    """Return whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -150,10 +147,7 @@ def _lives(pid: int) -> bool:
 
 
 def _refusal(url: str, text: bytes) -> str:
-    """Return the message for a lock that is held.
-
-    text: the content of the lock file.
-    """
+    """Return the message for a lock that is held, by the content of the lock file."""
     pid, server = _parse_owner(text)
     if pid == os.getpid():
         return f"{url} is open in this process already; share that store object, or close it first"

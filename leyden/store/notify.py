@@ -43,10 +43,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until `wake` was called (True) or `seconds` have passed (False). Raise ConfigError for NaN.
-
-        seconds: None for no limit.
-        """
+        """Return True once `wake` was called, False after `seconds` (None: no limit). Raise ConfigError for NaN."""
         check_wait(seconds)
         try:
             async with asyncio.timeout(seconds):
@@ -56,7 +53,7 @@ class Waiter:
         return True
 
     def reset(self) -> None:
-        """Forget the wake-ups so far, so that `wait` waits for the next one."""
+        """Clear the wake-ups so far, so that `wait` waits for the next one."""
         self._woken.clear()
 
 
@@ -89,9 +86,7 @@ class RolloutWaiter(Waiter):
 
 
 class Signals:
-    """The waiters of one store. The cost of publishing grows with the waiters that the news concerns, not with all of
-    them.
-    """
+    """The waiters of one store. The cost of publishing grows with the waiters that the news concerns."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -159,12 +154,10 @@ class Signals:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a waiter."""
         return bool(self._claims or self._rollouts or self._listeners)
 
     @property
     def spans_wanted(self) -> bool:
-        """Whether there is a waiter for spans."""
         with self._lock:
             return "spans" in self._listeners.values()
 
@@ -235,7 +228,7 @@ class Signals:
                 heir.wake()
 
     def begin_read(self, waiter: ClaimWaiter) -> None:
-        """Note that a claim is about to read the queue, so that earlier wake-ups are used up."""
+        """Clear the wake-ups of a claim that is about to read the queue."""
         with self._lock:
             waiter.woken = False
             waiter.reset()
@@ -273,9 +266,7 @@ class Signals:
                 del self._rollouts[rollout_id]
 
     def _choose_claims(self, count: int) -> list[ClaimWaiter]:
-        """Mark up to `count` claims as woken, the longest waiting first, and return them. Call it with the lock
-        held.
-        """
+        """Mark up to `count` claims as woken, the longest waiting first, and return them. Hold the lock."""
         chosen: list[ClaimWaiter] = []
         for waiter in self._claims:
             if len(chosen) == count:

@@ -115,16 +115,12 @@ class SqliteLightningStore(SqlLightningStore):
         return {**super().capabilities, "swept": self._read_only}
 
     def record_server(self, server: str | None) -> None:
-        """Record the URL where the store is served, for the error of another process that opens the file. None: it is
-        not served.
-        """
+        """Record the URL of the store's server, if any, for the error of the next process that opens the file."""
         self._record_server(server)
 
 
 def _take_ownership(path: Path, url: str) -> LockFile:
-    """Create the file and its directory if they are missing, and return the held lock. Raise StoreError if that fails,
-    StoreFull if the disk is full.
-    """
+    """Create the file and its directory if missing, and return the held lock. Raise StoreError or StoreFull."""
     try:
         private_directory(path.parent)
         lock = LockFile(path, url)

@@ -82,9 +82,7 @@ View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 
 @runtime_checkable
 class JsonStore(Protocol):
-    """A store that writes the results of some methods as JSON directly, which costs less than making objects and
-    serializing them.
-    """
+    """A store that writes the results of some methods as JSON directly, which costs less than objects in between."""
 
     @property
     def json_methods(self) -> Container[str]:
@@ -105,7 +103,7 @@ class StoreApplication(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def stop_waiting(self) -> None:
-        """Reply to every waiting request now."""
+        """Reply to every waiting request now. Call it in the loop that serves."""
         ...
 
 
@@ -153,10 +151,6 @@ class StoreApp:
         """Ids of the claims that clients have undone lately."""
 
     def stop_waiting(self) -> None:
-        """Reply to every waiting request now, because the server stops.
-
-        Call it in the loop that serves.
-        """
         self._stopping = True
         for task in self._waiting:
             task.cancel()
@@ -383,9 +377,7 @@ async def _fitting(route: Route, result: Awaitable[T]) -> T:
 
 
 def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether the method may wait: its parameter is not 0, or is None for no limit (the default of
-    `timeout`).
-    """
+    """Return whether the method may wait: its parameter is not 0. None, the default of `timeout`, is no limit."""
     seconds = arguments.get(parameter, None if parameter == "timeout" else 0.0)
     return seconds is None or seconds > 0
 

@@ -91,9 +91,7 @@ class Sweeper:
         return min(self._interval_seconds, max(_MIN_PAUSE_SECONDS, deadline - unix_time()))
 
     async def _prune(self) -> float:
-        """Delete all rollouts beyond the limits of retention, step by step, and return the seconds until the next
-        prune.
-        """
+        """Delete all rollouts beyond the limits, step by step, and return the seconds until the next prune."""
         started, before = time.monotonic(), self.pruned
         step = _PRUNE_STEP
         while step == _PRUNE_STEP:

@@ -106,9 +106,7 @@ class WaitingStore(LightningStore):
     async def _poll(
         self, after: str | None, rollout_ids: Sequence[str] | None, limit: int, timeout_seconds: float
     ) -> SpanPage:
-        """Return new spans after a cursor. Wait up to `timeout_seconds` for the first; the page is empty if none
-        arrives.
-        """
+        """Return new spans after a cursor. Wait up to `timeout_seconds` for the first."""
         if timeout_seconds <= 0:
             return await self._new_spans(after, rollout_ids, limit)
         deadline = time.monotonic() + timeout_seconds
@@ -139,11 +137,7 @@ class WaitingStore(LightningStore):
                     return news
 
     async def _wait(self, rollout_ids: Sequence[str], needed: int, timeout: float | None) -> Sequence[Rollout]:
-        """Wait until `needed` of the rollouts are finished or the timeout has passed, and return all that are finished
-        by then.
-
-        timeout: in seconds; None waits without limit.
-        """
+        """Wait until `needed` of the rollouts are finished, or for `timeout` seconds, and return the finished ones."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._signals.rollouts(rollout_ids, needed=needed) as waiter:
             while True:

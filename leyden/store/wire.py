@@ -102,7 +102,6 @@ class Route:
 
     @cached_property
     def segments(self) -> tuple[str, ...]:
-        """The path's parts."""
         return tuple(self.path.strip("/").split("/"))
 
     @cached_property
@@ -120,7 +119,6 @@ class Route:
 
     @cached_property
     def in_path(self) -> tuple[str, ...]:
-        """The parameters that the path holds."""
         return tuple(re.findall(r"{(\w+)}", self.path))
 
     @cached_property
@@ -149,12 +147,10 @@ class Route:
 
     @cached_property
     def item(self) -> TypeAdapter[Any] | None:
-        """The type of one item of a body that is a list."""
         return None if self.body_is is None else TypeAdapter(typing.get_args(self.hints[self.body_is])[0])
 
     @cached_property
     def items(self) -> TypeAdapter[Any] | None:
-        """The type of a body that is a list."""
         if self.body_is is None:
             return None
         hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MAX_ITEMS)]
@@ -168,7 +164,6 @@ class Route:
 
     @property
     def is_page(self) -> bool:
-        """Whether the reply is a page of a query."""
         return typing.get_origin(self.hints["return"]) is PaginatedResult
 
     # ---- the server's side -----------------------------------------------------------------------
@@ -212,7 +207,6 @@ class Route:
         return dump((result[0] if result else None) if self.is_one(body) else result, packed=packed)
 
     def is_one(self, body: bytes) -> bool:
-        """Return whether the body is one item, for a body that may be a list too."""
         return self.body_is is not None and not body.lstrip().startswith(b"[")
 
     def _from_query(self, query: bytes) -> dict[str, Any]:
@@ -239,9 +233,7 @@ class Route:
     # ---- the client's side -----------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, without those that were not given (UNSET). Raise TypeError as the
-        call does.
-        """
+        """Return the arguments of a call by name, without UNSET. Raise TypeError as the call does."""
         names = self._positional
         if len(args) <= len(names):
             arguments = dict(zip(names, args, strict=False))
@@ -448,7 +440,6 @@ def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
 
 
 def verbs_at(raw_path: str) -> list[str]:
-    """Return the verbs that a path takes; none if there is no route."""
     return sorted({verb for node, _ in _places(raw_path) for verb in node.routes})
 
 
@@ -481,7 +472,6 @@ def _quoted(value: Any, part: str) -> str:
 
 
 def _unquoted(part: str) -> str:
-    """Return the id in a segment of a path. Raise ConfigError if it is not UTF-8."""
     if "%" not in part:
         return part
     try:
@@ -600,9 +590,7 @@ _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
 
 
 def _refuse_constants(body: bytes) -> None:
-    """Raise ConfigError if the body has NaN or infinity, which JSON lacks and parsers may accept. Other faults of the
-    body are found when it is validated.
-    """
+    """Raise ConfigError if the body has NaN or infinity, which parsers may accept. Validation finds other faults."""
 
     def refuse(name: str) -> None:
         raise ConfigError(f"the body has the number {name}, and JSON has finite ones only; leave it out, or write null")
@@ -665,9 +653,7 @@ _typed_dict: Any = TypedDict
 
 
 def _until_the_first_fault(hint: Any) -> Any:
-    """Return the type, with lists whose validation stops at the first fault, because a report of a fault takes a
-    hundred times the memory of the byte that caused it.
-    """
+    """Return the type with lists that fail fast, because a fault's report takes a hundred times the byte's memory."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Sequence:
         return Annotated[list[arguments[0]], Field(fail_fast=True)]
@@ -692,9 +678,7 @@ def status_of(error: LeydenError) -> int:
 
 
 def error_from(status: int, body: bytes, url: str) -> LeydenError:
-    """Return the error that a server replied with, of the same class and with the same message; a StoreError for a
-    reply that is no store's.
-    """
+    """Return the error that a server replied with, as it was raised; a StoreError for a reply that is no store's."""
     try:
         sent = json.loads(body)
         kind, message = getattr(leyden.errors, sent["error"]), sent["message"]

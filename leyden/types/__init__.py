@@ -21,15 +21,15 @@ from leyden.types.live import LiveStatus as LiveStatus
 from leyden.types.live import parse_claim as parse_claim
 from leyden.types.live import read_claim as read_claim
 from leyden.types.live import sign_claim as sign_claim
-from leyden.types.outcome import Histogram as Histogram
-from leyden.types.outcome import Measure as Measure
-from leyden.types.outcome import MeasureSummary as MeasureSummary
-from leyden.types.outcome import Range as Range
-from leyden.types.outcome import RolloutSummary as RolloutSummary
 from leyden.types.query import UNSET as UNSET
 from leyden.types.query import FilterLogic as FilterLogic
+from leyden.types.query import Histogram as Histogram
+from leyden.types.query import Measure as Measure
+from leyden.types.query import MeasureSummary as MeasureSummary
 from leyden.types.query import News as News
 from leyden.types.query import PaginatedResult as PaginatedResult
+from leyden.types.query import Range as Range
+from leyden.types.query import RolloutSummary as RolloutSummary
 from leyden.types.query import SortOrder as SortOrder
 from leyden.types.query import SpanPage as SpanPage
 from leyden.types.query import Unset as Unset
@@ -72,7 +72,6 @@ from leyden.types.run_record import MetricPoint as MetricPoint
 from leyden.types.run_record import RunRecord as RunRecord
 from leyden.types.run_record import RunStatus as RunStatus
 from leyden.types.run_record import current_run_id as current_run_id
-from leyden.types.sample import Sample as Sample
 from leyden.types.span import Attributes as Attributes
 from leyden.types.span import AttributeValue as AttributeValue
 from leyden.types.span import Span as Span
@@ -96,5 +95,6 @@ from leyden.types.triplet import Trajectory as Trajectory
 from leyden.types.triplet import Triplet as Triplet
 from leyden.types.triplet import TripletPrompt as TripletPrompt
 from leyden.types.triplet import TripletResponse as TripletResponse
+from leyden.types.worker import Sample as Sample
 from leyden.types.worker import Worker as Worker
 from leyden.types.worker import WorkerStatus as WorkerStatus

@@ -71,9 +71,7 @@ def check_id(what: str, value: str | None) -> None:
 
 
 def check_attempt_id(value: str | None) -> None:
-    """Raise ConfigError for an id that a new attempt cannot have, such as "latest", which stands for the newest
-    attempt.
-    """
+    """Raise ConfigError for an id that a new attempt cannot have, such as "latest"."""
     check_id("attempt_id", value)
     if value == "latest":
         raise ConfigError("attempt_id 'latest' stands for a rollout's newest attempt; choose another")
@@ -278,9 +276,7 @@ def check_label(label: Label) -> None:
 
 
 def check_release(release: Release) -> str:
-    """Return the details of a release as JSON, empty without any. Raise ConfigError for a release that no store
-    takes.
-    """
+    """Return the details of a release as JSON, or "". Raise ConfigError for a release that no store takes."""
     check_id("release_id", release.release_id)
     check_id("state", release.state)
     check_id("the resources_id of from_version", release.from_version and release.from_version[0])

@@ -50,9 +50,7 @@ def check_rollout_transition(rollout_id: str, current: RolloutStatus, wanted: Ro
 
 
 def attempt_after_span(status: AttemptStatus) -> AttemptStatus:
-    """Return the attempt's status after one of its spans arrived. A span is a heartbeat, and finished attempts stay
-    finished.
-    """
+    """Return the attempt's status after one of its spans, which is a heartbeat. Finished attempts stay finished."""
     return "running" if status in ("preparing", "unresponsive") else status
 
 

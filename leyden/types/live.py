@@ -68,9 +68,8 @@ class LiveClaim(NamedTuple):
 
 
 def sign_claim(key: str, claim: LiveClaim) -> str:
-    """Return a claim and its signature as text for a URL or an API key: letters, digits, `-`, `_` and one dot.
-
-    key: the secret that the session and the gateway share.
+    """Return a claim as text for a URL or an API key (letters, digits, `-`, `_`, one dot), signed with the secret `key`
+    that the session and the gateway share.
     """
     payload = base64.urlsafe_b64encode(json.dumps(claim, separators=(",", ":")).encode()).rstrip(b"=")
     return f"{payload.decode()}.{_signature(key, payload)}"

@@ -33,9 +33,7 @@ class NamedFields(BaseModel):
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError) -> str:
-    """Return the message for constructor arguments that pydantic refused: the missing ones if any are missing,
-    otherwise the wrong ones.
-    """
+    """Return the message for refused constructor arguments: the missing ones if any, otherwise the wrong ones."""
     faults = error.errors(include_url=False)
     missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing" and len(fault["loc"]) == 1]
     if missing:

@@ -1,6 +1,6 @@
 """Clients of the official `openai` package that share their connections, for `LLM.openai` and `LLM.openai_sync`.
 
-A client with a connection pool of its own takes about 20 ms of CPU to make, more than a small agent's whole rollout. A
+A client with its own connection pool takes about 20 ms of CPU to make, more than a small agent's whole rollout. A
 client on an existing pool takes 0.05 ms. So each event loop has one pool, and each process has one for synchronous
 agents. `openai` is imported at the first call, because Leyden's core does not need it.
 """
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
-    """Return an asynchronous OpenAI client for `base_url` that shares the running loop's connections. Raise ConfigError
-    without a running loop, or if `openai` is not installed.
+    """Return an asynchronous client for `base_url`, which shares the running loop's connections.
+
+    Raise ConfigError without a running loop, or if the package `openai` is not installed.
     """
     shared, _ = _client_classes()
     try:

@@ -53,9 +53,7 @@ def unpack_ints(data: bytes) -> list[int]:
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Return the floats that `pack_floats` packed, rounded to 32 bits. Raise ValueError if the length is not a multiple
-    of 4.
-    """
+    """Return the floats that `pack_floats` packed. Raise ValueError if the length is not a multiple of 4."""
     values = array("f")
     values.frombytes(data)
     return _little_endian(values).tolist()
@@ -190,14 +188,12 @@ class TokenRecord(BaseModel):
 
 
 def shared_length(data: bytes) -> int:
-    """Return how many prompt ids a packed record leaves out. Raise ValueError for bytes that `pack` did not make."""
+    """Return how many prompt ids a packed record leaves out. Raise ValueError for other bytes."""
     return _header(data)[1]
 
 
 def whole_length(data: bytes) -> int:
-    """Return how many prompt and response ids a packed record stands for. Raise ValueError for bytes that `pack` did
-    not make.
-    """
+    """Return how many prompt and response ids a packed record stands for. Raise ValueError for other bytes."""
     _, shared, prompt, response, *_ = _header(data)
     return shared + prompt + response
 
@@ -211,9 +207,7 @@ def ids_digest(ids: bytes) -> hashlib.blake2b:
 
 
 def whole_digest(data: bytes) -> bytes:
-    """Return the digest of a packed record's prompt and response ids. Raise ValueError for bytes that `pack` did not
-    make.
-    """
+    """Return the digest of a packed record's prompt and response ids. Raise ValueError for other bytes."""
     return _header(data)[0]
 
 

@@ -124,7 +124,6 @@ class PostgresSession:
                 time.sleep(random.uniform(0, 0.002 * tries))
 
     def close(self) -> None:
-        """Close the connection."""
         if self._number is not None and self._transaction is not None:
             with suppress(psycopg().Error):  # a later migration removes its row
                 self._transaction.alone("close_connection", connection=self._number)

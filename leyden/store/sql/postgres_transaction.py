@@ -204,7 +204,6 @@ class PostgresTransaction:
             self._guesses.latest_resources = self._latest
 
     def _finish(self, news: Sequence[str]) -> None:
-        """Send what `commit` promises, in a transaction of several statements."""
         cursor = self._begun()
         if not self._writes:
             cursor.commit()
@@ -228,7 +227,6 @@ class PostgresTransaction:
         cursor.finish()
 
     def rollback(self) -> None:
-        """Roll back the transaction."""
         self._cursor.rollback()
 
     def alone(self, query: str, /, **parameters: Any) -> Row | None:

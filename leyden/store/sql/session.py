@@ -132,13 +132,10 @@ class Session:
                 self._publish(claimable, finished, spans, labels)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def _in_savepoint(self, work: Work) -> bool:
-        """Run an operation in a savepoint, and return whether it succeeded. Raise only if the database has given up the
-        whole transaction.
-        """
+        """Run an operation in a savepoint; return whether it succeeded. Raise if the whole transaction was given up."""
         self._execute("SAVEPOINT work")
         try:
             self._transaction.begin(None)

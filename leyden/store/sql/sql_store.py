@@ -201,10 +201,7 @@ class SqlLightningStore(WaitingStore):
         await self._driver.write(restoring.restore, (restored,), {})
 
     async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
-        """Return the result of a method of `json_methods` as JSON, without making spans into objects.
-
-        packed: write tokens as base64 of their arrays, for Leyden's client.
-        """
+        """Return the result of a method of `json_methods` as JSON, with tokens `packed` as in `rows.span_json`."""
         operation, write = self.json_methods[method]
         return write(await self._driver.read(operation, (), arguments), packed)
 
@@ -214,13 +211,9 @@ class SqlLightningStore(WaitingStore):
             pass  # in steps, so that other operations can write between them
 
     async def next_deadline(self) -> float | None:
-        """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no deadline is
-        pending.
-        """
         return await self._driver.read(attempts.next_deadline, (), {})
 
     async def statistics(self) -> StoreStatistics:
-        """Return the numbers of rows of each kind, and of rollouts by status, from the database's own counts."""
         now, totals, by_status = await self._driver.read(statistics.counts, (), {})
         return StoreStatistics(
             name=type(self).__name__,

@@ -194,11 +194,7 @@ def update_attempt(
     last_heartbeat_time: float | Unset = UNSET,
     metadata: dict[str, Any] | Unset = UNSET,
 ) -> Attempt:
-    """Change the given fields of an attempt, and its rollout's status as the lifecycle requires.
-
-    metadata: merged into the present metadata.
-    A call that changes nothing succeeds even if the attempt is finished, so that a retry is safe.
-    """
+    """Update an attempt. A call that changes nothing succeeds even if the attempt is finished, so a retry is safe."""
     row = attempt_row(tx, rollout_id, attempt_id)
     before = attempt_from(rollout_id, row[ATTEMPT:])
     changes: dict[str, Any] = {}
@@ -225,10 +221,7 @@ def update_attempt(
 
 
 def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
-    """Update attempts in the order given, in one transaction: all or none.
-
-    The rollouts are locked in one order and the rows read ahead, so that a batch costs few statements.
-    """
+    """Update attempts. Rollouts are locked in one order and rows read ahead, so that a batch costs few statements."""
     tx.expect(len(updates))
     tx.lock(update.rollout_id for update in updates)
     asked = [{"rollout_id": update.rollout_id, "attempt_id": update.attempt_id} for update in updates]
@@ -245,13 +238,7 @@ def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest
 
 
 def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
-    """Mark attempts that are over their limits, and return them as changed.
-
-    An attempt becomes `timeout` if it ran for `timeout_seconds`. Otherwise its worker was silent for too long, and it
-    becomes `unresponsive`.
-
-    now: Unix seconds; None for the database's clock.
-    """
+    """Mark attempts that ran for `timeout_seconds` as `timeout`, and those whose worker is silent as `unresponsive`."""
     if now is not None:
         tx.now = now
     tx.expect(None)  # perhaps many rows
@@ -268,12 +255,6 @@ def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
 
 
 def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
-    """End unfinished attempts as interrupted, and requeue their rollouts. Return the ids of those rollouts.
-
-    An interruption does not count as one of the rollout's tries.
-
-    worker_ids: None for all workers.
-    """
     tx.expect(None)  # perhaps many rows
     released: dict[str, None] = {}
     for row in tx.all("select_unfinished"):
@@ -291,9 +272,6 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
 
 
 def next_deadline(tx: Transaction) -> float | None:
-    """Return when the next `sweep` is due if no attempt reports again, in Unix seconds; None if no deadline is
-    pending.
-    """
     tx.expect(None)  # perhaps many rows
     row = tx.one("next_deadlines")
     known = [time for time in row or () if time is not None]
@@ -312,7 +290,6 @@ def query_attempts(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Attempt]:
-    """Return a page of a rollout's attempts. Raise UnknownRollout if it is not in the store."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["a.sequence_id"])
     key = rollout_key(tx, rollout_id)
     items = [attempt_from(rollout_id, row) for row in tx.page("select_attempts", page, {"seq": key[0]})]

@@ -42,10 +42,6 @@ def query_feedback(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Feedback]:
-    """Return a page of the feedback that matches all given filters, in the order of arrival.
-
-    counted: leave out feedback that a later one of the same rollout, source and kind replaces.
-    """
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["f.key"])
     filters = Filters("and")
     filters.equal("f.rollout_id", rollout_id)

@@ -63,7 +63,6 @@ def move_labels(
     why: str | None = None,
     release_id: str | None = None,
 ) -> None:
-    """Move labels in the order given, then freeze versions, in one transaction: all or none."""
     for move in moves:
         _move(tx, move.label, move.to, move.expected, who=who, why=why, release_id=release_id)
     for resources_id, version in freeze:
@@ -80,10 +79,6 @@ def freeze_resources(
     why: str | None = None,
     release_id: str | None = None,
 ) -> None:
-    """Freeze a version, or unfreeze it, and record it in the audit log. A repeated call does nothing.
-
-    Raise ConfigError for a version with a label, because sessions may be using it.
-    """
     check_who(who, why)
     is_frozen = _is_frozen(tx, resources_id, version)
     if is_frozen == frozen:
@@ -118,10 +113,6 @@ def query_audit(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[AuditRecord]:
-    """Return a page of the audit log in the order of time, by default the newest first.
-
-    resources_id: matches the version before a change and the version after it.
-    """
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["d.key"])
     filters = Filters("and")
     filters.equal("d.label", label)

@@ -30,11 +30,6 @@ def create_release(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Insert a release, move its labels and record it in the audit log, in one transaction.
-
-    A stored release with this id and this canary version is returned unchanged, so that a retry is safe. Raise
-    ConfigError if the stored release has another canary version.
-    """
     check_id("release_id", release_id)
     check_id("state", state)
     check_deadline(deadline)
@@ -95,13 +90,6 @@ def advance_release(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Move a release from `expected_state` to `state`, with its labels and frozen versions, or not at all.
-
-    details: merged into the present details.
-    deadline: UNSET keeps the present one.
-    A release that is already in `state` is returned unchanged, so that a retry is safe. Raise ReleaseAdvanced if it is
-    in a third state.
-    """
     check_id("state", state)
     check_deadline(None if isinstance(deadline, Unset) else deadline)
     advanced = tx.change(
@@ -144,7 +132,6 @@ def query_releases(
     sort_by: str | None = "create_time",
     sort_order: SortOrder = "desc",
 ) -> PaginatedResult[Release]:
-    """Return a page of releases, the newest first unless `sort_order` says otherwise."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["e.key"], never_null=_SORTABLE)
     filters = Filters("and")
     filters.among("e.state", state_in)

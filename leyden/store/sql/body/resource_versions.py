@@ -39,10 +39,6 @@ def add_resources(
     parent: tuple[str, int] | None = None,
     author: str | None = None,
 ) -> ResourcesUpdate:
-    """Write version 1 of new resources. For a stored id with equal content, return what is stored.
-
-    Raise ConfigError if the id is stored with other content.
-    """
     if resources_id is None:
         return _write(tx, ids.resources_id(), 1, tx.now, resources, parent, author)
     present = tx.one("get_resources", resources_id=resources_id)
@@ -64,10 +60,6 @@ def update_resources(
     parent: tuple[str, int] | None = None,
     author: str | None = None,
 ) -> ResourcesUpdate:
-    """Write the next version of resources, or version 1 of an unknown id.
-
-    If the store's latest resources have this id and this content, return them, so that a retry makes no second version.
-    """
     present = tx.one("get_resources", resources_id=resources_id)
     if present is None:
         return _write(tx, resources_id, 1, tx.now, resources, parent, author)
@@ -107,7 +99,6 @@ def query_resources(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[ResourcesUpdate]:
-    """Return a page of resources: the newest version of each, or all versions."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["s.key"])
     filters = Filters("and")
     filters.equal("s.resources_id", resources_id)

@@ -146,10 +146,6 @@ def update_rollout(
     *,
     priority: int | Unset = UNSET,
 ) -> Rollout:
-    """Change the given fields of a rollout, its status as the lifecycle allows. Return it as written.
-
-    metadata: replaces the present metadata as a whole.
-    """
     row = rollout_row(tx, rollout_id)
     if not isinstance(priority, Unset):
         _check_priority(priority)
@@ -258,9 +254,7 @@ def insert_rollout(
 
 
 def _replayed_rollout(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the id of the rollout that a rollout with this metadata repeats; None if the metadata name no possible
-    id.
-    """
+    """Return the id of the rollout that a rollout with this metadata repeats; None without a possible id."""
     if not metadata:
         return None
     with contextlib.suppress(ConfigError):

@@ -33,7 +33,6 @@ _HIGHEST_ITERATION = 2**53
 
 
 def start_run(tx: Transaction, run: RunRecord) -> RunRecord:
-    """Insert a run, or resume it with a new name and config. Raise ConfigError for another kind."""
     check_id("run_id", run.run_id)
     check_id("the name of a run", run.name)
     check_id("the kind of a run", run.kind)
@@ -60,7 +59,6 @@ def update_run(
     cause: str | Unset | None = UNSET,
     config: dict[str, Any] | Unset = UNSET,
 ) -> RunRecord:
-    """Change the given fields of a run. A final status also sets its `end_time`."""
     row = _run_row(tx, run_id)
     run = run_from(row)
     if not isinstance(status, Unset) and status != run.status:
@@ -97,7 +95,6 @@ def query_runs(
     sort_by: str | None = "start_time",
     sort_order: SortOrder = "desc",
 ) -> PaginatedResult[RunRecord]:
-    """Return a page of runs, the latest start first by default. All given filters must match."""
     page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["u.key"], never_null=_NEVER_NULL)
     filters = Filters("and")
     filters.among("u.run_id", run_id_in)
@@ -129,7 +126,6 @@ def query_metrics(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[MetricPoint]:
-    """Return a page of a run's metrics that match all filters, by iteration, stage and name."""
     page = order_and_limit({}, None, "asc", limit, offset, tie=["m.iteration", "m.stage", "m.name"])
     filters = Filters("and")
     filters.equal("m.run", run_key(tx, run_id))
@@ -147,7 +143,6 @@ def cut_metrics(tx: Transaction, run_id: str, *, after_iteration: int) -> None:
 
 
 def _run_row(tx: Transaction, run_id: str) -> Row:
-    """Return the row of `get_run`. Raise UnknownRun."""
     row = tx.one("get_run", run_id=run_id)
     if row is None:
         raise unknown_run(tx, run_id)

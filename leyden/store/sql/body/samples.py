@@ -40,7 +40,6 @@ def query_samples(
     limit: int = -1,
     offset: int = 0,
 ) -> PaginatedResult[Sample]:
-    """Return a page of samples by time. All given filters must match; `measured_before` is exclusive."""
     page = order_and_limit({}, None, sort_order, limit, offset, tie=["s.time", "s.name", "s.worker_id"])
     filters = Filters("and")
     filters.equal("s.name", name)

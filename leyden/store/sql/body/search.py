@@ -99,7 +99,6 @@ def query_spans(
 
 
 def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[FoundSpan]]:
-    """Return the spans of each rollout's latest attempt by sequence id. Raise UnknownRollout."""
     tx.expect(None)  # perhaps many rows
     answer: dict[str, list[FoundSpan]] = {rollout_id: [] for rollout_id in rollout_ids}
     wanted = list(answer)
