@@ -51,6 +51,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"kind": "mistral", "sliding_window": None},
+    "gemma3, sliding and full": {
+        "kind": "gemma3_text",
+        "head_dim": 16,
+        "layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 24,
+    },
+    "gemma3, full at the end": {
+        "kind": "gemma3_text",
+        "head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 5,
+        "tie_word_embeddings": False,
+    },
 }
 FOREIGN: dict[str, dict[str, Any]] = {
     "learned positions": {"kind": "gpt2", "n_positions": 512},
@@ -182,6 +197,33 @@ def test_training_logits_and_gradients_are_those_of_the_model(layout: Any, way: 
     (got * direction).sum().backward()
     torch.testing.assert_close(got, wanted, atol=3e-5, rtol=1e-4)
     for name, parameter in layout.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted_gradients[name], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [20, 500])
+def test_a_long_shared_prefix_and_a_window_give_the_models_gradient(window: int):
+    """Only what rows do not share are queries, some of whose windows begin within the shared part."""
+    model = tiny.model(
+        kind="gemma3_text",
+        head_dim=16,
+        layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=window,
+    )
+    shared = [(7 * n) % 250 + 3 for n in range(120)]
+    sequences = [[*shared, *range(5, 35)], [*shared, *range(60, 67)], [*shared[:110], *range(90, 100)], [4, 5, 6]]
+    positions = [[119, 125, 149], [126], [3, 119], [2]]
+    direction = torch.randn(7, 260, generator=torch.Generator().manual_seed(0))
+    wanted = torch.cat(
+        [model(input_ids=torch.tensor([s])).logits[0, p] for s, p in zip(sequences, positions, strict=True)]
+    )
+    (wanted * direction).sum().backward()
+    wanted_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    got = LayoutForward(model, max_rows=8, max_length=200).logits_at(sequences, positions)
+    (got * direction).sum().backward()
+    torch.testing.assert_close(got, wanted, atol=3e-5, rtol=1e-4)
+    for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted_gradients[name], atol=2e-4, rtol=1e-3)
 
 

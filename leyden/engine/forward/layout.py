@@ -1,4 +1,5 @@
-"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3), which calls the model's own
+"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3) and for Gemma 3, whose
+attention slides over a window in most layers, and which has norms after attention and MLP. It calls the model's own
 sub-modules.
 
 It is fast because
@@ -18,8 +19,9 @@ G = H / K, D head size, U tokens of a prefix tree, E width of a hidden state.
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,12 +29,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leyden.engine.forward.model_forward import KeyValueStore, hiding_mask
+from leyden.engine.forward.model_forward import KeyValueStore, hiding_mask, unseen
 from leyden.engine.forward.prefix_tree import PrefixTree
 from leyden.engine.forward.recompute import gated_mlp, recomputed
 from leyden.errors import ConfigError
 
-_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """The kinds of RoPE whose angles depend on the position alone, not on the sequence's length."""
 
@@ -58,20 +60,25 @@ class LayoutForward:
         """Runs one layer of a forward pass for a gradient, and keeps its activations; `recomputed` does not."""
         self._store = KeyValueStore(max_rows, max_length)
         self.device: torch.device = self._embed.weight.device
-        self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
+        self._windows = {layer.window for layer in self._layers}
+        self._tables = {
+            layer.kind: _rotary_table(inner.model.rotary_emb, layer.kind, max_length, self._embed.weight)
+            for layer in self._layers
+        }
+        """The cosines and sines of the rotary embedding, by the kind of layer."""
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return each row's next-token logits, (B, V), from one pass over the uncached tokens of all rows."""
         self._store.reserve(max(rows), max(map(len, sequences)))
-        batch = _StepTokens.of(rows, sequences, cached, self._embed.weight)
-        rotary = self._cos[batch.positions_N], self._sin[batch.positions_N]
+        batch = _StepTokens.of(rows, sequences, cached, self._embed.weight, self._windows)
+        rotary = self._rotary(batch.positions_N)
         x = self._embed(batch.ids_N)
         for index, layer in enumerate(self._layers[:-1]):
-            q, k, v = layer.project(x, *rotary)
+            q, k, v = layer.project(x, *rotary[layer.kind])
             self._store.write(index, batch.rows_N, batch.positions_N, k, v)
             x = layer.finish(x, self._attend(index, q, batch))
         index, layer = len(self._layers) - 1, self._layers[-1]
-        q, k, v = layer.project(x, *rotary)
+        q, k, v = layer.project(x, *rotary[layer.kind])
         self._store.write(index, batch.rows_N, batch.positions_N, k, v)
         if batch.last_B is not None:
             x, q = x[batch.last_B], q[batch.last_B]
@@ -83,11 +90,12 @@ class LayoutForward:
 
     def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
         tree = PrefixTree.of(sequences, positions, self._embed.weight)
-        rotary = self._cos[tree.positions_U], self._sin[tree.positions_U]
+        rotary = self._rotary(tree.positions_U)
         x = self._embed(tree.ids_U)
         for layer in self._layers[:-1]:
-            x = self._run(layer.of_tree, x, *rotary, tree, None)
-        return _norm(self._final_norm, self._run(self._layers[-1].of_tree, x, *rotary, tree, tree.chosen_N))
+            x = self._run(layer.of_tree, x, *rotary[layer.kind], tree, None)
+        last = self._layers[-1]
+        return _norm(self._final_norm, self._run(last.of_tree, x, *rotary[last.kind], tree, tree.chosen_N))
 
     def recompute_layers(self) -> None:
         self._run = recomputed
@@ -96,6 +104,9 @@ class LayoutForward:
 
     def release(self) -> None:
         self._store.clear()
+
+    def _rotary(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        return {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self._tables.items()}
 
     def _attend(self, index: int, q_NHD: Tensor, batch: _StepTokens) -> Tensor:
         """Return the attention's output (N, H * D) for a batch: for its single tokens, then for its prompts.
@@ -115,7 +126,10 @@ class LayoutForward:
         n, n_heads, size = q_BHD.shape
         # The heads of one group share keys, so they are passed as the queries of one head.
         q_BKGD = q_BHD.view(n, keys.shape[1], -1, size)
-        attended = functional.scaled_dot_product_attention(q_BKGD, keys, values, attn_mask=rows.mask_B11T)
+        layer = self._layers[index]
+        attended = functional.scaled_dot_product_attention(
+            q_BKGD, keys, values, attn_mask=rows.masks_B11T[layer.window], scale=layer.scale
+        )
         return attended.reshape(n, n_heads * size)
 
     def _attend_prompts(self, index: int, q_NHD: Tensor, rows: _Prompts) -> Tensor:
@@ -129,9 +143,10 @@ class LayoutForward:
         padded = q_NHD.new_zeros(len(rows.rows_B) * rows.width, n_heads, size)
         padded[rows.places_N] = q_NHD
         q_BKGSD = padded.view(-1, rows.width, n_kv, n_heads // n_kv, size).permute(0, 2, 3, 1, 4)
-        mask_B1GST = rows.mask_B1ST[:, :, None].expand(-1, -1, n_heads // n_kv, -1, -1)
+        layer = self._layers[index]
+        mask_B1GST = rows.masks_B1ST[layer.window][:, :, None].expand(-1, -1, n_heads // n_kv, -1, -1)
         attended = functional.scaled_dot_product_attention(
-            q_BKGSD.flatten(2, 3), keys, values, attn_mask=mask_B1GST.flatten(2, 3)
+            q_BKGSD.flatten(2, 3), keys, values, attn_mask=mask_B1GST.flatten(2, 3), scale=layer.scale
         )
         attended_BKGSD = attended.reshape(-1, n_kv, n_heads // n_kv, rows.width, size)
         return attended_BKGSD.permute(0, 3, 1, 2, 4).reshape(-1, n_heads * size)[rows.places_N]
@@ -143,6 +158,15 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._input_norm, self._mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self._attention_out_norm = self._mlp_out_norm = None
+        if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma
+            self._attention_out_norm, self._mlp_norm = layer.post_attention_layernorm, layer.pre_feedforward_layernorm
+            self._mlp_out_norm = layer.post_feedforward_layernorm
+        self.kind: str = getattr(attention, "layer_type", None) or "full_attention"
+        self.window: int | None = getattr(attention, "sliding_window", None)
+        """The number of tokens, its own included, that a token attends to; None: all before it."""
+        self.scale: float = attention.scaling
+        """What products of queries and keys are multiplied with."""
         self._q, self._k, self._v, self._o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._size: int = attention.head_dim
@@ -168,21 +192,24 @@ class _Layer:
         n_keys = k.shape[-2]
 
         def attend(q: Tensor, kv: Tensor, mask_BQS: Tensor | None) -> Tensor:
-            return _attend_rows(q, kv[..., :n_keys, :], kv[..., n_keys:, :], mask_BQS)
+            return _attend_rows(q, kv[..., :n_keys, :], kv[..., n_keys:, :], mask_BQS, self.scale)
 
-        attended = tree.in_rows(attend, q, torch.cat([k, v], dim=-2))
+        attended = tree.in_rows(attend, q, torch.cat([k, v], dim=-2), self.window)
         if chosen_N is not None:
             x_UE, attended = x_UE[chosen_N], attended[chosen_N]
         return self.finish(x_UE, attended)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Return x with the projected attention added, then the output of the MLP."""
-        x = x + self._o(attended)
+        attended = self._o(attended)
+        x = x + (attended if self._attention_out_norm is None else _norm(self._attention_out_norm, attended))
         h = _norm(self._mlp_norm, x)
         gate, up = self._gate(h), self._up(h)
         if self.is_recomputed:
-            return x + self._down(self._act(gate) * up)
-        return x + gated_mlp(self._act, gate, up, self._down)
+            out = self._down(self._act(gate) * up)
+        else:
+            out = gated_mlp(self._act, gate, up, self._down)
+        return x + (out if self._mlp_out_norm is None else _norm(self._mlp_out_norm, out))
 
 
 @dataclass(slots=True)
@@ -193,8 +220,8 @@ class _Single:
     """The rows in the key-value store."""
     length: int
     """The longest row's length, T."""
-    mask_B11T: Tensor
-    """Minus infinity beyond the end of each row, else 0."""
+    masks_B11T: dict[int | None, Tensor]
+    """Minus infinity at positions that the query does not see, else 0, by the window of a layer."""
 
 
 @dataclass(slots=True)
@@ -209,8 +236,8 @@ class _Prompts:
     """The largest number of queries of a row, S."""
     places_N: Tensor
     """The index of each token in the padded queries, (B * S)."""
-    mask_B1ST: Tensor
-    """Minus infinity at positions after a query, else 0."""
+    masks_B1ST: dict[int | None, Tensor]
+    """Minus infinity at positions that a query does not see, else 0, by the window of a layer."""
 
 
 @dataclass(slots=True)
@@ -235,7 +262,12 @@ class _StepTokens:
 
     @classmethod
     def of(
-        cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
+        cls,
+        rows: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        cached: Sequence[int],
+        like: Tensor,
+        windows: Collection[int | None],
     ) -> _StepTokens:
         """Return the uncached tokens of all sequences as one flat batch. Sequences with one such token come first, then
         those with several, because each kind has its own call of attention.
@@ -243,6 +275,7 @@ class _StepTokens:
         rows: each sequence's row in the key-value store.
         cached: how many of its tokens the store holds.
         like: a tensor with the device, and the dtype of attention masks.
+        windows: the windows of the model's layers.
         """
         lengths = [len(sequence) for sequence in sequences]
         singles = [b for b, length in enumerate(lengths) if length - cached[b] == 1]
@@ -259,29 +292,50 @@ class _StepTokens:
             row_of += [rows[b]] * (lengths[b] - cached[b])
             last[b] = len(ids) - 1
         device = like.device
-        single = every = _single(list(rows), lengths, like)
+        single = every = _single(list(rows), lengths, like, windows)
         if prompts:
-            single = _single([rows[b] for b in singles], [lengths[b] for b in singles], like) if singles else None
+            single = (
+                _single([rows[b] for b in singles], [lengths[b] for b in singles], like, windows) if singles else None
+            )
         return cls(
             ids_N=torch.tensor(ids, device=device),
             positions_N=torch.tensor(positions, device=device),
             rows_N=torch.tensor(row_of, device=device),
             n_single=len(singles),
             single=single,
-            prompts=_prompts(prompts, rows, lengths, cached, like) if prompts else None,
+            prompts=_prompts(prompts, rows, lengths, cached, like, windows) if prompts else None,
             every=every,
             last_B=torch.tensor(last, device=device) if prompts else None,
         )
 
 
-def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
+def _single(rows: list[int], lengths: list[int], like: Tensor, windows: Collection[int | None]) -> _Single:
     length = max(lengths)
-    beyond_BT = torch.arange(length) >= torch.tensor(lengths)[:, None]
-    return _Single(torch.tensor(rows, device=like.device), length, hiding_mask(beyond_BT, like)[:, None, None])
+    masks = _masks(length, torch.tensor(lengths) - 1, like, windows)
+    return _Single(
+        torch.tensor(rows, device=like.device),
+        length,
+        {window: mask_BT[:, None, None] for window, mask_BT in masks.items()},
+    )
+
+
+def _masks(length: int, positions: Tensor, like: Tensor, windows: Collection[int | None]) -> dict[int | None, Tensor]:
+    """Return for each window the mask (..., T) of queries at the given positions (...) over T = `length` keys."""
+    seen = unseen(length, positions, None)
+    whole = hiding_mask(seen, like)
+    return {
+        window: whole if window is None or length <= window else hiding_mask(unseen(length, positions, window), like)
+        for window in windows
+    }
 
 
 def _prompts(
-    chosen: list[int], rows: Sequence[int], lengths: list[int], cached: Sequence[int], like: Tensor
+    chosen: list[int],
+    rows: Sequence[int],
+    lengths: list[int],
+    cached: Sequence[int],
+    like: Tensor,
+    windows: Collection[int | None],
 ) -> _Prompts:
     """Return the inputs of attention for the prompts at the indices `chosen`.
 
@@ -291,17 +345,17 @@ def _prompts(
     new = [lengths[b] - cached[b] for b in chosen]
     width, length = max(new), max(lengths[b] for b in chosen)
     places = [at * width + column for at, n in enumerate(new) for column in range(n)]
-    queries_BS1 = (torch.tensor([cached[b] for b in chosen])[:, None] + torch.arange(width))[..., None]
+    queries_BS = torch.tensor([cached[b] for b in chosen])[:, None] + torch.arange(width)
     return _Prompts(
         torch.tensor([rows[b] for b in chosen], device=like.device),
         length,
         width,
         torch.tensor(places, device=like.device),
-        hiding_mask(torch.arange(length) > queries_BS1, like)[:, None],
+        {window: mask[:, None] for window, mask in _masks(length, queries_BS, like, windows).items()},
     )
 
 
-def _attend_rows(q: Tensor, k: Tensor, v: Tensor, mask_BQS: Tensor | None) -> Tensor:
+def _attend_rows(q: Tensor, k: Tensor, v: Tensor, mask_BQS: Tensor | None, scale: float) -> Tensor:
     """Return the attention's output (B, Q, H * D) for queries (B, Q, H, D), keys and values (B, S, K, D).
 
     mask_BQS: minus infinity at positions that a query may not see, else 0; None: queries and keys are the same tokens,
@@ -313,13 +367,16 @@ def _attend_rows(q: Tensor, k: Tensor, v: Tensor, mask_BQS: Tensor | None) -> Te
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     mask = None if mask_BQS is None else mask_BQS[:, None]
     attended = functional.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None, scale=scale
     )
     return attended.transpose(1, 2).flatten(2)
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
     """Return the norm of x, by one kernel if it is a root-mean-square norm."""
+    if type(module).__name__.startswith("Gemma"):  # in float32, and the weight is what is added to 1
+        normed = functional.rms_norm(x.float(), (x.shape[-1],), 1 + module.weight.float(), module.eps)
+        return normed.to(x.dtype)
     if type(module).__name__.endswith("RMSNorm"):
         return functional.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
     return module(x)
@@ -332,10 +389,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
 
 
-def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_table(rotary: Any, kind: str, max_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines, and the sines with their first half negated, (max_length, D), for one kind of layer."""
     with torch.no_grad():
         positions = torch.arange(max_length, device=like.device)[None]
-        cos, sin = rotary(like.new_zeros(1), positions)
+        by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+        cos, sin = rotary(like.new_zeros(1), positions, *([kind] if by_kind else []))
     half = sin.shape[-1] // 2
     return cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
 
@@ -346,10 +405,16 @@ def _check_layout(config: Any, max_length: int) -> None:
     """
     if config.model_type not in _MODEL_TYPES:
         raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if getattr(config, name, None):
+            raise ConfigError(f"{name} is {getattr(config, name)!r}")
     window = getattr(config, "sliding_window", None)
-    if window is not None and window < max_length:
+    if config.model_type == "gemma3_text":
+        if "rope_parameters" not in config.to_dict():
+            raise ConfigError("this release of transformers keeps the two rotary embeddings of Gemma 3 in another way")
+    elif window is not None and window < max_length:
         raise ConfigError(f"attention slides over {window} tokens, max_length is {max_length}")
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    rope_type = rope.get("rope_type", "default")
-    if rope_type not in _ROPE_TYPES:
-        raise ConfigError(f"rotary embedding of type {rope_type!r} depends on the length of the sequence")
+    for each in [cast(dict[str, Any], value) for value in rope.values() if isinstance(value, dict)] or [rope]:
+        if (rope_type := each.get("rope_type", "default")) not in _ROPE_TYPES:
+            raise ConfigError(f"rotary embedding of type {rope_type!r} depends on the length of the sequence")

@@ -158,6 +158,15 @@ class KeyValueStore:
         return grown
 
 
+def unseen(length: int, positions: Tensor, window: int | None) -> Tensor:
+    """Return which of `length` positions a query at each of the given positions (...) does not see, (..., length).
+
+    window: the number of tokens, its own included, that a query sees; None: all before it.
+    """
+    keys, queries = torch.arange(length), positions[..., None]
+    return keys > queries if window is None else (keys > queries) | (keys <= queries - window)
+
+
 def hiding_mask(hidden: Tensor, like: Tensor) -> Tensor:
     """Return a mask that is minus infinity where `hidden` is true, else 0, with the dtype and the device of `like`.
 

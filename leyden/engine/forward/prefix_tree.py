@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from leyden.engine.forward.model_forward import hiding_mask
+from leyden.engine.forward.model_forward import hiding_mask, unseen
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -52,8 +52,27 @@ class RowBlock:
     queries_BQ: Tensor | None = None
     """The indices of the tokens that are queries: those that a row does not share with earlier ones. None: all of its
     tokens are queries."""
-    mask_BQS: Tensor | None = None
-    """Minus infinity at positions after a query, else 0."""
+    positions_BQ: Tensor | None = None
+    """The position of each query in its row; None: 0 to S - 1 in every row."""
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict[int | None, "Tensor | None"])
+    """The masks that were made, by window."""
+
+    def mask(self, window: int | None, like: Tensor) -> Tensor | None:
+        """Return minus infinity at positions that a query does not see, else 0, (B, Q, S). None if all tokens are
+        queries and each sees itself and the tokens before it.
+
+        window: the number of tokens, its own included, that a query sees; None: all before it.
+        """
+        length = self.tokens_BS.shape[1]
+        if window is not None and length <= window:
+            window = None
+        if window not in self.masks:
+            if self.positions_BQ is None and window is None:
+                self.masks[window] = None
+            else:
+                positions = torch.arange(length)[None] if self.positions_BQ is None else self.positions_BQ
+                self.masks[window] = hiding_mask(unseen(length, positions, window), like)
+        return self.masks[window]
 
 
 @dataclass(slots=True)
@@ -71,6 +90,8 @@ class PrefixTree:
     """The index of each token among the queries of all blocks, one block after the other."""
     chosen_N: Tensor
     """The index of the tree's token at each chosen position."""
+    like: Tensor
+    """A tensor with the device and dtype of masks."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]], like: Tensor) -> PrefixTree:
@@ -101,7 +122,7 @@ class PrefixTree:
         device = like.device
         blocks, queries = _whole_blocks(whole, device)
         for alike in _part_blocks(parts):
-            block, of_block = _part_block(alike, like)
+            block, of_block = _part_block(alike, device)
             blocks.append(block)
             queries += of_block
         places = [0] * len(ids)
@@ -114,13 +135,14 @@ class PrefixTree:
             blocks=blocks,
             place_U=torch.tensor(places, device=device),
             chosen_N=torch.tensor(chosen_tokens, device=device),
+            like=like,
         )
 
-    def in_rows(self, attend: Attend, queries_U: Tensor, keys_U: Tensor) -> Tensor:
+    def in_rows(self, attend: Attend, queries_U: Tensor, keys_U: Tensor, window: int | None = None) -> Tensor:
         """Apply attention in each row, and return its result for each token of the tree, (U, ...).
 
-        queries_U, keys_U: the queries, and the keys with the values, of the tree's tokens, (U,
-            ...).
+        queries_U, keys_U: the queries, and the keys with the values, of the tree's tokens, (U, ...).
+        window: the number of tokens, its own included, that a token sees; None: all before it.
         """
 
         def gather(x_U: Tensor, places: Tensor) -> Tensor:
@@ -130,7 +152,7 @@ class PrefixTree:
             attend(
                 gather(queries_U, block.tokens_BS if block.queries_BQ is None else block.queries_BQ),
                 gather(keys_U, block.tokens_BS),
-                block.mask_BQS,
+                block.mask(window, self.like),
             ).flatten(0, 1)
             for block in self.blocks
         ]
@@ -168,7 +190,7 @@ def _width_class(n: int) -> int:
     return int(math.log(n, 1 / _NARROWEST))
 
 
-def _part_block(rows: Sequence[tuple[list[int], int]], like: Tensor) -> tuple[RowBlock, list[int | None]]:
+def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> tuple[RowBlock, list[int | None]]:
     """Return a block of rows in which only each row's own tokens are queries, and the token index of each query, None
     at padding.
 
@@ -179,9 +201,9 @@ def _part_block(rows: Sequence[tuple[list[int], int]], like: Tensor) -> tuple[Ro
     # A query that is padding sees the first position, because a softmax over nothing is NaN.
     last_seen = [_padded(list(range(n_shared, len(source))), n_queries, 0) for source, n_shared in rows]
     block = RowBlock(
-        _tokens([source for source, _ in rows], length, like.device),
-        _tokens(own, n_queries, like.device),
-        hiding_mask(torch.arange(length) > torch.tensor(last_seen)[..., None], like),
+        _tokens([source for source, _ in rows], length, device),
+        _tokens(own, n_queries, device),
+        torch.tensor(last_seen),
     )
     return block, [token for tokens in own for token in _padded(tokens, n_queries, None)]
 
