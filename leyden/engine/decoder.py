@@ -157,6 +157,8 @@ class Decoder:
     deterministic: decode one request at a time, without caches of earlier ones.
     seed: the seed for requests without a seed.
     threads: torch's threads for decoding; None: torch's default.
+    min_copied: the number of first tokens that two prompts must have in common so that they are computed once and
+        copied; None: never.
     """
 
     def __init__(
@@ -168,13 +170,18 @@ class Decoder:
         deterministic: bool,
         seed: int,
         threads: int | None,
+        min_copied: int | None = None,
     ) -> None:
         self._forward = forward
         self._max_batch_rows = 1 if deterministic else max_batch_rows
         self._max_prefill_tokens = max_prefill_tokens
         self._lowered = False
         """Whether the warning of too large steps has been logged."""
-        self._slots = SlotTable(self.n_slots(max_batch_rows, deterministic), reuse=not deterministic and forward.caches)
+        self._slots = SlotTable(
+            self.n_slots(max_batch_rows, deterministic),
+            reuse=not deterministic and forward.caches,
+            min_copied=min_copied,
+        )
         self._threads = threads
         self.random = random.Random(seed)
         """The generator for requests without a seed. Use it between steps only."""
@@ -297,21 +304,28 @@ class Decoder:
             for row in [row for row in self._rows if row.generation.cancelled]:
                 self._leave(row)
         budget = self._max_prefill_tokens
-        while self._waiting and len(self._rows) < self._max_batch_rows and budget > 0:
+        postponed: list[Generation] = []
+        """Requests whose prompts begin like one of this step, from which they can be copied in the next."""
+        while self._waiting and len(self._rows) + len(postponed) < self._max_batch_rows and budget > 0:
             generation = self._waiting[0]
             if generation.cancelled:
                 self._waiting.popleft()
                 continue
+            if self._slots.should_wait(generation.prompt_ids):
+                postponed.append(self._waiting.popleft())
+                continue
             place = self._slots.acquire(generation.prompt_ids)
             if place is None:
-                return
+                break
             self._waiting.popleft()
-            slot, cached = place
+            if place.copy_from is not None:
+                self._forward.copy_row(place.copy_from, place.row, place.n_cached)
             uniform = self.random.random if generation.seed is None else random.Random(generation.seed).random
-            self._rows.append(_DecodingRow(generation, slot, list(generation.prompt_ids), cached, uniform))
+            self._rows.append(_DecodingRow(generation, place.row, list(generation.prompt_ids), place.n_cached, uniform))
             self._counts["requests"] += 1
             self._counts["prompt_tokens"] += len(generation.prompt_ids)
-            budget -= len(generation.prompt_ids) - cached
+            budget -= len(generation.prompt_ids) - place.n_cached
+        self._waiting.extendleft(reversed(postponed))
 
     def _step(self) -> None:
         """Sample one token for each row. If that fails, all rows fail, and the cache is dropped."""
@@ -491,6 +505,8 @@ class Decoder:
         """
         to_notify: list[Generation] = []
         staying: list[_DecodingRow] = []
+        if self._forward.caches:
+            self._slots.computed()
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
             # The new token's keys and values are computed in the next step.

@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from leyden._lib.extras import import_optional
 from leyden._lib.host.listening import check_token, is_loopback, listen, netloc
@@ -58,6 +58,10 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 logger = logging.getLogger("leyden.engine")
+_MIN_COPIED_TOKENS: Final = 16
+_MIN_COPIED_WORK: Final = 500_000_000
+"""Tokens times parameters from which on a common beginning of two prompts is copied instead of computed. That takes a
+millisecond or more then, where the copy and the step that one of them waits take less."""
 
 
 def engine_listener(name: str, host: str, port: int) -> socket.socket:
@@ -353,6 +357,9 @@ class EmbeddedBackend(PolicyBackend):
             deterministic=self._deterministic,
             seed=self._seed,
             threads=threads,
+            min_copied=max(
+                _MIN_COPIED_TOKENS, _MIN_COPIED_WORK // sum(each.numel() for each in policy.model.parameters())
+            ),
         )
         options = EndpointOptions(
             model_name=self.model_name,

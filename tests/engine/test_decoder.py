@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams, SampledResponse, SamplingParams
-from leyden.engine.decoder import Generation
+from leyden.engine.decoder import Decoder, Generation, PendingGenerations
+from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.forward.products import has_faster_products, packed_bytes
 from leyden.engine.sampling import draw
-from leyden.engine.slots import SlotTable
+from leyden.engine.slots import Place, SlotTable
 from leyden.errors import ConfigError, EngineError
 from leyden.objectives.losses import PPOLoss
 from tests.contracts.engine import sequence_of
@@ -267,44 +268,107 @@ def test_temperature_zero_takes_the_likeliest_token():
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 3), st.booleans()), max_size=40
-    )
+    ),
+    st.sampled_from([None, 1, 3]),
 )
-def test_a_row_given_out_holds_exactly_the_prefix_that_it_promises(events: list[tuple[list[int], int, bool]]):
-    slots = SlotTable(4)
+def test_a_row_given_out_holds_exactly_the_prefix_that_it_promises(
+    events: list[tuple[list[int], int, bool]], min_copied: int | None
+):
+    slots = SlotTable(4, min_copied=min_copied)
     held: dict[int, list[int]] = {}
     used: dict[int, list[int]] = {}
     for prompt, pick, keep in events:
         if pick == 3:
             slots.forget()
             held.clear()
-        place = slots.acquire(prompt)
-        if place is None:
-            assert len(used) == 4
+        if not slots.should_wait(prompt) and (place := slots.acquire(prompt)) is not None:
+            row, cached = place.row, place.n_cached
+            assert row not in used
+            assert cached < len(prompt)
+            if place.copy_from is not None:
+                assert min_copied is not None and place.copy_from != row
+                assert held[place.copy_from][:cached] == prompt[:cached]
+                assert cached >= min(min_copied, len(prompt) - 1)
+            elif cached:
+                assert prompt[: len(held[row])] == held[row]
+                assert cached == min(len(held[row]), len(prompt) - 1)
+            held.pop(row, None)
+            used[row] = prompt
+        elif len(used) == 4:
             row = sorted(used)[pick % 4]
             tokens = used.pop(row)
             slots.release(row, tokens if keep else ())
             held[row] = tokens if keep else []
-            continue
-        row, cached = place
-        assert row not in used
-        assert cached < len(prompt)
-        if cached:
-            kept = held[row]
-            assert prompt[: len(kept)] == kept
-            assert cached == min(len(kept), len(prompt) - 1)
-        held.pop(row, None)
-        used[row] = prompt
+        if pick == 2:  # a step: all prompts are in the cache
+            slots.computed()
+            held |= used
 
 
 def test_the_longest_prefix_wins_and_the_oldest_row_is_evicted():
     slots = SlotTable(3)
-    rows = [slots.acquire([9, index]) for index in range(3)]
-    assert all(row is not None for row in rows)
+    rows = [place.row for index in range(3) if (place := slots.acquire([9, index]))]
     for row, tokens in zip(rows, ([1, 2], [1, 2, 3], [5, 6]), strict=True):
-        assert row is not None
-        slots.release(row[0], tokens)
-    assert slots.acquire([1, 2, 3, 4]) == (rows[1][0], 3)
-    assert slots.acquire([7]) == (rows[0][0], 0)
+        slots.release(row, tokens)
+    assert slots.acquire([1, 2, 3, 4]) == Place(rows[1], 3)
+    assert slots.acquire([7]) == Place(rows[0])
+
+
+def test_prompts_that_begin_alike_wait_for_the_first_and_are_copied_from_it():
+    slots = SlotTable(3, min_copied=2)
+    first = slots.acquire([1, 2, 3, 4])
+    assert first is not None
+    assert slots.should_wait([1, 2, 3, 9])
+    assert not slots.should_wait([1, 9]), "too little to be worth it"
+    slots.computed()
+    assert not slots.should_wait([1, 2, 3, 9])
+    second = slots.acquire([1, 2, 3, 9])
+    assert second == Place(second.row if second else -1, 3, first.row)
+    third = slots.acquire([1, 2, 3, 4])
+    assert third == Place(third.row if third else -1, 3, first.row), "the last token is computed"
+
+
+async def test_a_group_of_equal_prompts_is_computed_once_and_sampled_as_if_it_was_not():
+    model = tiny.model(layers=2, heads=2, kv_heads=1)
+    prompts = [[*range(5, 45)]] * 4 + [[*range(5, 35), 60, 61]] * 3 + [[7, 8, 9]]
+
+    async def sampled(min_copied: int | None) -> tuple[list[list[int]], list[list[float]], float, int]:
+        forward = LayoutForward(model, max_rows=32, max_length=100)
+        steps: list[int] = []
+        decode = forward.decode
+
+        def counted(rows: Any, sequences: Any, cached: Any) -> Any:
+            steps.append(sum(len(sequence) - held for sequence, held in zip(sequences, cached, strict=True)))
+            return decode(rows, sequences, cached)
+
+        forward.decode = counted
+        decoder = Decoder(
+            forward,
+            max_batch_rows=16,
+            max_prefill_tokens=2048,
+            deterministic=False,
+            seed=0,
+            threads=1,
+            min_copied=min_copied,
+        )
+        generations = [
+            Generation(list(prompt), 6, 1.0, 1.0, frozenset(), seed=index) for index, prompt in enumerate(prompts)
+        ]
+        pending = PendingGenerations(generations)
+        decoder.submit(generations)
+        decoder.start()
+        assert await pending.finished()
+        reused = decoder.statistics().extra["reused_prompt_tokens"]
+        decoder.stop()
+        return [g.token_ids for g in generations], [g.logprobs for g in generations], reused, sum(steps)
+
+    tokens, logprobs, reused, n_computed = await sampled(None)
+    shared = await sampled(8)
+    assert shared[0] == tokens
+    for one, other in zip(shared[1], logprobs, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert reused == 0
+    assert shared[2] == 3 * 39 + 30 + 2 * 31
+    assert n_computed - shared[3] == shared[2]
 
 
 class Among:

@@ -61,6 +61,9 @@ class UncachedForward:
     def recompute_layers(self) -> None:
         recompute_layers(self.model)
 
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        raise NotImplementedError
+
     def release(self) -> None:
         pass
 
@@ -186,6 +189,9 @@ class CachedForward(UncachedForward):
         if self._selects:
             inputs["logits_to_keep"] = 1
         return self.model(**inputs).logits[:, -1]
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        self._store.copy(source, target, length)
 
     def release(self) -> None:
         self._store.clear()

@@ -102,6 +102,9 @@ class LayoutForward:
         for layer in self._layers:
             layer.is_recomputed = True
 
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        self._store.copy(source, target, length)
+
     def release(self) -> None:
         self._store.clear()
 

@@ -51,6 +51,10 @@ class ModelForward(Protocol):
         """
         ...
 
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of one row of the cache to another. Call it only if `caches` is true."""
+        ...
+
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
         """Return differentiable logits (N, V) after the N tokens at `positions[b]` of each sequence b."""
         ...
@@ -116,6 +120,15 @@ class KeyValueStore:
                 held[place] = self._grown(tensor)
         held[0][rows_N, :, positions_N] = keys
         held[1][rows_N, :, positions_N] = values
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of the first `length` tokens of a row to another row, in every layer."""
+        self.reserve(max(source, target), length)
+        for held in self._layers:
+            for place, tensor in enumerate(held):
+                if tensor.shape[0] < self._rows or tensor.shape[2] < self._length:
+                    held[place] = tensor = self._grown(tensor)
+                tensor[target, :, :length] = tensor[source, :, :length]
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, heads, length, dim) of the first `length` positions of each row. They are
