@@ -1,4 +1,4 @@
-"""The APIs by which programs call models: OpenAI's chat, completions, responses and embeddings, and Anthropic's
+"""The APIs that programs call models with: OpenAI's chat, completions, responses and embeddings, and Anthropic's
 messages.
 
 Pure functions of JSON values and bytes: no I/O, no knowledge of agents, engines or the gateway. Chat is the hub. Each

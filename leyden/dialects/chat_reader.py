@@ -128,7 +128,7 @@ class ChatReader:
         self._calls: dict[int, list[StreamedCall]] = {}
         """The tool calls that a stream has brought so far, by choice."""
         self._begun: set[int] = set()
-        """The choices of a stream of which a delta has arrived."""
+        """The choices of a stream that have had a delta."""
 
     def calls(self, choice_index: int) -> list[StreamedCall]:
         """Return the tool calls of a choice so far, in the order in which they began."""
@@ -191,7 +191,7 @@ class ChatReader:
         return self._typed(value, int, where)
 
     def _usage(self, value: Any, where: str) -> Json | None:
-        """Return token counts, of which only whole numbers are kept under the names that OpenAI defines."""
+        """Return token counts. Under the names that OpenAI defines, only whole numbers are kept."""
         usage = cast("Json | None", self._typed(value, dict, where))
         if usage is None:
             return None

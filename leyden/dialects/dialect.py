@@ -52,7 +52,7 @@ class Conversations(Protocol):
     """Continues responses that the server keeps, so that a client sends only its new turn."""
 
     def previous(self, request: Json) -> str | None:
-        """Return the id of the response that a request continues; None if it begins anew."""
+        """Return the id of the response that a request continues; None if it continues none."""
         ...
 
     def with_history(self, request: Json, items: Sequence[Json]) -> Json:

@@ -93,10 +93,7 @@ def single_text(parts: list[Json]) -> str | list[Json]:
 
 
 def the_choice(answer: Json) -> Json:
-    """Return the only choice of a chat answer.
-
-    Raise Untranslatable if there is none or more than one.
-    """
+    """Return the only choice of a chat answer. Raise Untranslatable if there is none or more than one."""
     choices = a_list(answer.get("choices"), "choices")
     if len(choices) != 1:
         raise Untranslatable("choices", f"must be one for this API, got {len(choices)}")

@@ -117,7 +117,7 @@ def client_dialect(scope: Scope) -> Dialect:
 
 def downstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the upstream's headers for the agent, in lower case, without those that describe the connection or the
-    encoding of the body, because the gateway sends the body anew.
+    encoding of the body, because the gateway encodes the body again.
     """
     return [(name.lower(), value) for name, value in headers if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM]
 

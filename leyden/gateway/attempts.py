@@ -188,7 +188,9 @@ class Attempts:
         return live
 
     async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
-        """Check a known attempt as `_check` does, but let it continue if the store is away. Its records then wait."""
+        """Check a known attempt as `_check` does, but let it continue if the store is unavailable. Its records then
+        wait.
+        """
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._check(key, live)
@@ -319,7 +321,7 @@ class Attempts:
     async def _sampling_key(self, rollout: Rollout, attempt: Attempt) -> str:
         """Return the rollout's key with the number of its failures so far.
 
-        A retry samples anew, because the same responses would fail in the same way. An attempt that follows an
+        A retry samples other responses, because the same ones would fail in the same way. An attempt that follows an
         interrupted one samples what that one would have sampled, so that a resumed run equals one that was never
         stopped.
         """

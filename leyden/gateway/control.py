@@ -207,7 +207,7 @@ class RemoteGateway:
         return await self._ask("POST", "pause")
 
     async def drain(self) -> GatewayState:
-        """Hold up new calls, and wait until no model is answering one."""
+        """Hold up new calls, and wait until those at the models are answered."""
         return await self._ask("POST", "drain")
 
     async def resume(self) -> GatewayState:

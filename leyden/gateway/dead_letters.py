@@ -73,7 +73,7 @@ class DeadLetters(Generic[T]):
             pause = min(max(2 * pause, _FIRST_SECONDS), _MAX_SECONDS)
 
     async def _try_each(self) -> None:
-        """Try each record once, or none if the store is away or full."""
+        """Try each record once, or none if the store is unavailable or full."""
         for _ in range(len(self._records)):
             for record in self._records.first(1):
                 try:
@@ -101,7 +101,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 async def takes_nothing(store: LightningStore, error: Exception) -> bool:
-    """Return whether a write failed because the store is away or full, and not because of the records."""
+    """Return whether a write failed because the store is unavailable or full, and not because of the records."""
     if isinstance(error, StoreAway | StoreFull):  # even if it is back by now
         return True
     return not isinstance(error, StoreClosed) and not is_refusal(error) and not await replies(store)

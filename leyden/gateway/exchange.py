@@ -47,7 +47,7 @@ class Exchange:
     spent: Spent = field(default_factory=Spent)
     """The tokens and the cost that the attempt has spent so far."""
     tried: Try | None = None
-    """The entry by which a retry is recognised; None if the client does not mark retries."""
+    """The entry that a retry is compared with; None if the client does not mark retries."""
     request: dict[str, Any] = field(default_factory=dict[str, Any])
     """The parsed request."""
     keep: dict[str, Any] | None = None

@@ -157,10 +157,7 @@ class GatewayWorkers:
             raise
 
     async def stop(self) -> None:
-        """Refuse further calls, end those under way, and write every record.
-
-        Calling it again does nothing.
-        """
+        """Refuse further calls, end those under way, and write every record. Calling it again does nothing."""
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
@@ -250,7 +247,7 @@ class _WorkerGateway(LLMProxy):
 
     def __init__(self, listener: socket.socket, paths: list[Path], index: int, **options: Any) -> None:
         if options.get("spool") is not None:
-            options["spool"] = f"{options['spool']}.{index}"  # a file of its own
+            options["spool"] = f"{options['spool']}.{index}"  # one file for each worker
         super().__init__(port=listener.getsockname()[1], **options)
         self._common = listener
         self._paths = paths
@@ -350,7 +347,7 @@ class _Dispatch:
     async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
         """Send a request to another worker and return its response. Retry while that worker restarts.
 
-        Raise Refusal if the worker stays away (503) or ends during the call (502).
+        Raise Refusal if the worker stays unavailable (503) or ends during the call (502).
         """
         query = scope["query_string"].decode("latin-1")
         url = yarl.URL(f"http://worker{raw_path(scope)}" + (f"?{query}" if query else ""), encoded=True)

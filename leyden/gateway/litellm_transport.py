@@ -1,4 +1,4 @@
-"""Call models through LiteLLM, for providers with an API of their own.
+"""Call models through LiteLLM, for providers whose API is neither OpenAI's nor Anthropic's.
 
 This is the only module that imports LiteLLM, and it does so at the first call, because the import takes seconds and 180
 MB. LiteLLM only translates: its retries, its logging and its price list from the network are switched off. Calls are

@@ -141,9 +141,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         durable: write each call to the store before the last byte of its response, and answer 503 if that fails.
             Otherwise calls are written afterwards, and a crash of this process loses the last ones: hundredths of a
             second, or a second and more on a busy machine.
-        spool: a file for records that wait while the store is away. They are delivered once each, in order, also by the
-            next gateway with this file. None: a temporary file, which is lost if this process ends before the store is
-            back. A durable gateway keeps no spool and answers 503.
+        spool: a file for records that wait while the store is unavailable. They are delivered once each, in order,
+            also by the next gateway with this file. None: a temporary file, which is lost if this process ends before
+            the store is back. A durable gateway keeps no spool and answers 503.
         spool_bytes: the largest size of that file. Records beyond it are lost, and `flush` raises.
         max_body_bytes: the largest request. A larger one is refused with 413.
         connection_limits: how long an agent may take to send a request or to fetch a response. None: the defaults of
@@ -220,7 +220,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await asyncio.shield(self.stop())
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
-        """Pickle the gateway as a `RemoteRecorder`, by which another process reports its attempts to this gateway."""
+        """Pickle the gateway as a `RemoteRecorder`, with which another process reports its attempts to this gateway."""
         return RemoteRecorder, (self._root, self._control_key)
 
     # ---- options ---------------------------------------------------------------------------------
@@ -383,10 +383,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Do nothing: the gateway learns of an attempt by its first call."""
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Refuse all later calls of this attempt with 410, and cancel those under way.
-
-        Safe to repeat.
-        """
+        """Refuse all later calls of this attempt with 410, and cancel those under way. Safe to repeat."""
         if self._running is not None:
             self._running.end_attempt(rollout_id, attempt_id)
 
@@ -394,8 +391,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         """Wait until every call of this attempt is in the store.
 
         Call `end_attempt` first; otherwise this waits for the calls under way.
-        Raise StoreError if the store stays away for 30 seconds (the calls stay queued; flush again), or once if a call
-        is lost for good.
+        Raise StoreError if the store stays unavailable for 30 seconds (the calls stay queued; flush again), or once if
+        a call is lost for good.
         """
         if self._running is not None:
             await self._running.flush(rollout_id, attempt_id)
@@ -416,7 +413,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         await self._at_the_gate("pause")
 
     async def drain(self) -> None:
-        """Hold up new calls, and wait until no model is answering one.
+        """Hold up new calls, and wait until those at the models are answered.
 
         Raise GatewayError if the gateway is not running.
         """

@@ -1,9 +1,10 @@
 """`Recorder`: the queue between a call's response and the store.
 
 Calls are queued before the last byte of their response is sent, and written afterwards in batches. The queue is
-bounded: if the store cannot keep up, responses wait, and nothing is dropped. While the store is away or full, records
-wait in a file of bounded size (`spool`). They are delivered once each, in order, when the store is back. A record on
-which the store itself fails is set aside (`DeadLetters`), and its attempt's `flush` raises. The module knows no HTTP.
+bounded: if the store cannot keep up, responses wait, and nothing is dropped. While the store is unavailable or full,
+records wait in a file of bounded size (`spool`). They are delivered once each, in order, when the store is back. A
+record on which the store itself fails is kept among the `DeadLetters`, and its attempt's `flush` raises. The module
+knows no HTTP.
 
 All methods but `settled`, `pending` and `remembers` run in the gateway's event loop. A crash of the process loses the
 calls that were not written yet: the last hundredths of a second, or more on a busy machine.
@@ -38,17 +39,17 @@ _QUEUE_LIMIT = 4096
 _LINGER_SECONDS = 0.01
 """The seconds that the first call of a batch waits for others, unless a `flush` waits for it."""
 _AGAIN_SECONDS = 1.0
-"""The pause between two tries to reach a store that is away."""
+"""The pause between two tries to reach a store that is unavailable."""
 _SLOW_SECONDS = 1.0
 """The seconds that a write may take before the recorder probes whether the store is there."""
 _PATIENCE_SECONDS = 30.0
-"""Seconds that the store may be away before `flush` raises."""
+"""Seconds that the store may be unavailable before `flush` raises."""
 _MAX_REPORTED = 65_536
-"""The most live rollouts of which the gateway remembers that the store has them."""
+"""The most live rollouts that the recorder keeps as known to the store."""
 _UNREPORTED_LIMIT = 200_000
 """How many live rollouts may call before the store has them. The gateway knows only their signatures."""
 _LAST_SECONDS = 5.0
-"""Seconds that the gateway waits at its end for a store that is away."""
+"""Seconds that the gateway waits at its end for a store that is unavailable."""
 
 
 class Recorder:
@@ -57,7 +58,7 @@ class Recorder:
     def __init__(self, store: LightningStore, failures: Failures, spool: Spool[Span] | None = None) -> None:
         """Set up an empty queue.
 
-        spool: where records wait while the store is away. None: their calls fail at once.
+        spool: where records wait while the store is unavailable. None: their calls fail at once.
         """
         self._store = store
         self._spool = spool
@@ -67,7 +68,7 @@ class Recorder:
         self._unavailable_since: float | None = None
         """The time at which the store began to refuse records, by the monotonic clock; None if it takes them."""
         self._trouble = ""
-        """Why records wait: the store is away, or the error in which it says that it is full."""
+        """Why records wait: the store is unavailable, or the error in which it says that it is full."""
         self._failures = failures
         self._queue: deque[ModelCall] = deque()
         self._pending: dict[AttemptKey, int] = {}
@@ -175,7 +176,7 @@ class Recorder:
             raise failure
 
     async def run(self) -> None:
-        """Write calls until `close`, then those that are left. Records that an earlier process left in the spool are
+        """Write calls until `close`, then the queued ones. Records that an earlier process left in the spool are
         delivered first.
         """
         self._deliver()
@@ -198,8 +199,8 @@ class Recorder:
         self._ready.set()
 
     async def _write(self, batch: list[ModelCall]) -> None:
-        """Write the records of calls to the store, or spool them while the store is away. Resolve the futures of those
-        that were written.
+        """Write the records of calls to the store, or spool them while the store is unavailable. Resolve the futures
+        of those that were written.
         """
         spans: list[Span] = []
         for call in batch:
@@ -216,8 +217,8 @@ class Recorder:
             self._settle((call.rollout_id, call.attempt_id))
 
     async def _add(self, spans: list[Span]) -> set[str]:
-        """Write spans to the store, or put them in the spool while the store is away. Return the ids of the spans that
-        wait in the spool.
+        """Write spans to the store, or put them in the spool while the store is unavailable. Return the ids of the
+        spans that wait in the spool.
         """
         if self._spool is not None and len(self._spool):
             return self._spool_up(spans)
@@ -253,10 +254,10 @@ class Recorder:
                 del self._reported[next(iter(self._reported))]
         await self._store.add_many_spans(spans)
 
-    # ---- while the store is away or full ---------------------------------------------------------
+    # ---- while the store is unavailable or full --------------------------------------------------
 
     async def _takes_nothing(self, error: Exception) -> bool:
-        """Return whether a write failed because the store is away or full, and note which."""
+        """Return whether a write failed because the store is unavailable or full, and note which."""
         self._trouble = str(error) if isinstance(error, StoreFull) else f"{self._store.url} is away"
         return await takes_nothing(self._store, error)
 

@@ -1,4 +1,4 @@
-"""A bounded file in which records wait while the store is away, first in, first out.
+"""A bounded file in which records wait while the store is unavailable, first in, first out.
 
 The module knows the type of the items and a file, and no store: `recorder` and serving sessions fill and empty a spool.
 A spool with a name outlives its process: the next process delivers the items that it finds there. Delivering twice does

@@ -21,7 +21,7 @@ _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""
 _SECRETS = ("key", "token", "secret", "password", "credentials")
-"""Endings by which LiteLLM's arguments that hold a secret are recognised."""
+"""Endings of the names of LiteLLM's arguments that hold a secret."""
 
 
 @named_options

@@ -45,7 +45,7 @@ class PauseClaiming:
                 await store.pause_worker(worker.worker_id)
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """Resume the alert's workers, except those that another alert holds or a person paused."""
+        """Resume the alert's workers, except workers that another alert holds or a person paused."""
         for worker in await _workers_of(store, alert):
             holding = self._held.get(worker.worker_id, set())
             holding.discard((alert.rule, alert.worker_id))

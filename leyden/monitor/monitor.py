@@ -151,7 +151,7 @@ class Watch:
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
         """The growth of each counter since this watch began, over all workers."""
         self._unwritten: deque[Sample] = deque(maxlen=10_000)
-        """Samples that the store does not have yet; the oldest are dropped if it stays away."""
+        """Samples that the store does not have yet; the oldest are dropped if it stays unavailable."""
         self._made = unix_time()
         self._closed_left_behind = False
         """Whether the alerts of an earlier, killed monitor are closed."""
@@ -382,7 +382,7 @@ def _checked_parts(name: str, given: Any, wanted: str, members: Sequence[str]) -
     """Return an option that is a list as a tuple. Raise ConfigError for a part of another kind.
 
     wanted: the kind of parts, for the message.
-    members: the attributes by which a part of that kind is known.
+    members: the attributes that every part of that kind has.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"{name} is {given!r:.200}; give a list of {wanted}")

@@ -85,5 +85,5 @@ def _read_counters() -> _Counters:
 
 
 def host_name() -> str:
-    """Return the name by which heartbeats identify this machine."""
+    """Return this machine's name in heartbeats."""
     return socket.gethostname()

@@ -1,4 +1,4 @@
-"""Give a request's models the gateway's address, or their own while the gateway is away.
+"""Give a request's models the gateway's address, or their own while the gateway is unavailable.
 
 The module knows resources and an HTTP address, and neither stores nor assignments.
 """
@@ -32,8 +32,8 @@ class ModelAddresses:
 
     def __init__(self, gateway: str, own: Mapping[str, LLM] | None, *, claim: str) -> None:
         """gateway: its address, with or without `/v1`.
-        own: the models' own addresses by model name, for the time without the gateway; None: while the gateway is away,
-            requests fail.
+        own: the models' own addresses by model name, for the time without the gateway; None: while the gateway is
+            unavailable, requests fail.
         claim: any claim that the session has signed. Checks send it, because a gateway with another live key refuses
             every call of the session.
         """
@@ -53,8 +53,8 @@ class ModelAddresses:
         the gateway).
 
         claim: the signed claim of the rollout.
-        Raise GatewayError if the gateway is away and no own addresses were given, ConfigError if they lack one of the
-        models.
+        Raise GatewayError if the gateway is unavailable and no own addresses were given, ConfigError if they lack one
+        of the models.
         """
         if self._why is None:
             return {name: self._at_gateway(resource, claim) for name, resource in resources.items()}, True

@@ -106,10 +106,10 @@ class Assignment:
     """The share of users, in percent, that always stays with the control, so that there is a group to compare with.
     Above 0."""
     rules: Sequence[AssignmentRule] = field(default_factory=lambda: (AssignmentRule(),))
-    """The rules, of which the first that fits a request applies."""
+    """The first rule that fits a request applies."""
     salt: str = ""
     """Part of the hash that decides which users get a canary. Give each experiment its own salt to draw other users;
-    with the same salt the same users get every canary first. A release has a salt of its own."""
+    with the same salt the same users get every canary first. Each release has another salt."""
 
     def __post_init__(self) -> None:
         check_number("min_control_percent", self.min_control_percent, above=0, at_most=100)
@@ -141,7 +141,7 @@ class Assignment:
         shares: the shares of users for the canaries of releases, by version. At least `min_control_percent` stay with
             the control.
         now: in Unix seconds; None: the present time.
-        task_type, quality: the request's, by which the rule is chosen.
+        task_type, quality: the request's, which choose the rule.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
         """
         rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)

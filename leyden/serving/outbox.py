@@ -1,9 +1,10 @@
 """`Outbox`: delivers a session's records to the store.
 
 A record is in a file when `put` returns, so it survives the death of the process. It is delivered in the background:
-once each, in order, also by the next process with this file. While the store is away or full, records wait. Feedback
-about a rollout that the store does not know waits elsewhere (`unknown`), and so does a record that the store fails on
-or refuses (`DeadLetters`). The module knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+once each, in order, also by the next process with this file. While the store is unavailable or full, records wait.
+Feedback about a rollout that the store does not know waits elsewhere (`unknown`), and so does a record that the store
+fails on or refuses (`DeadLetters`). The module knows feedback and live rollouts, and nothing of labels, gateways or
+HTTP.
 
 What a store would refuse is refused by `put`, and so is a record that would crowd out the others: one that is too
 large, or feedback beyond its share whose rollout no signed claim proves.
@@ -39,7 +40,7 @@ _BATCH = 256
 _LINGER_SECONDS = 0.05
 """Seconds that the first record of a batch waits for others."""
 _AGAIN_SECONDS = 1.0
-"""The pause between two tries to reach a store that is away."""
+"""The pause between two tries to reach a store that is unavailable."""
 _RECORD_PART, _UNPROVEN_PART = 8, 4
 """The file's largest size, divided by that of one record, and by that of feedback without a proven rollout."""
 _MIN_BYTES = 64 * 2**10
@@ -225,7 +226,7 @@ class Outbox:
         return [record for record, error in left if not is_refusal(error)]
 
     async def _write(self, batch: list[OutboxRecord]) -> _Written:
-        """Write records to the store, and return those that it does not take. Raise the store's error if it is away or
+        """Write records to the store, and return the rejected ones. Raise the store's error if it is unavailable or
         full.
         """
         written = _Written()
@@ -255,7 +256,7 @@ class Outbox:
 
     async def _write_late(self, record: OutboxRecord) -> None:
         """Write feedback whose rollout the store did not know; if the store fails on it, it is a dead letter. Raise
-        UnknownRollout if the rollout is still unknown, and the store's error if the store is away or full.
+        UnknownRollout if the rollout is still unknown, and the store's error if the store is unavailable or full.
         """
         written = await self._write([record])
         if written.unknown:
@@ -264,7 +265,9 @@ class Outbox:
             raise StoreError(f"{self._store.url} fails on feedback about rollout {record.rollout_id!r}")
 
     async def _retry(self, record: OutboxRecord) -> bool:
-        """Write a dead letter, and return whether it remains one. Raise the store's error if it is away or full."""
+        """Write a dead letter, and return whether it remains one. Raise the store's error if it is unavailable or
+        full.
+        """
         written = await self._write([record])
         return bool(written.failed or written.refused or self._wait_for_rollouts(written.unknown))
 

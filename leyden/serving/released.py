@@ -70,7 +70,7 @@ class ReleasedVersions:
         return self.store_error is not None or time.monotonic() - self._heard > 2 * _NEWS_SECONDS
 
     async def begin(self, within_seconds: float) -> None:
-        """Read the released versions from the store, or from the file if the store is away.
+        """Read the released versions from the store, or from the file if the store is unavailable.
 
         Raise StoreError if the file has none.
         """
@@ -89,7 +89,7 @@ class ReleasedVersions:
 
     async def read(self) -> None:
         """Read the released versions from the store, and write a changed state to the file. Raise StoreError if the
-        store is away.
+        store is unavailable.
         """
         labels = await self._labels()
         while True:
@@ -114,7 +114,7 @@ class ReleasedVersions:
     async def follow(self, pause_seconds: float) -> None:
         """Read the released versions each time the store's news report a change of the labels. Runs until cancelled.
 
-        pause_seconds: the pause between two tries to reach a store that is away.
+        pause_seconds: the pause between two tries to reach a store that is unavailable.
         """
         after: str | None = None
         while True:

@@ -65,17 +65,14 @@ class Served:
     resources: NamedResources
     """The resources of the version. Models have the gateway's address and a key for this rollout alone."""
     claim: str
-    """The signed claim of the rollout, by which another process can end the rollout, too."""
+    """The signed claim of the rollout. Another process can end the rollout with it, too."""
     recorded: bool = True
-    """False if the gateway is away and the models' own addresses are used."""
+    """False if the gateway is unavailable and the models' own addresses are used."""
     began: float = field(default_factory=time.monotonic, repr=False)
     """When the request began, by this process's monotonic clock."""
 
     def llm(self) -> LLM:
-        """Return the only model among the resources.
-
-        Raise ConfigError if there is not exactly one.
-        """
+        """Return the only model among the resources. Raise ConfigError if there is not exactly one."""
         models = [resource for resource in self.resources.values() if isinstance(resource, LLM)]
         if len(models) != 1:
             raise ConfigError(
@@ -91,7 +88,7 @@ class SessionStatus:
     labels: Mapping[str, VersionKey]
     """The version of each label, as the session serves it."""
     store_is_away: bool
-    """Whether the store is away or full, so that labels are not read or records not written."""
+    """Whether the store is unavailable or full, so that labels are not read or records not written."""
     store_error: str | None
     """Why labels are not read or records not written, such as a full disk; None if they are."""
     gateway_is_away: bool
@@ -136,16 +133,16 @@ class OnlineSession:
         live_key: the secret that signs rollouts, and the key of the hash that assigns users.
         assignment: the share of users for a canary without a release, and the rules; None: the label `production`, and
             the canaries of releases.
-        folder: where records wait while the store is away, and where the last released versions are kept for a start
-            without the store. One process uses a folder at a time. None: both are lost with this process.
+        folder: where records wait while the store is unavailable, and where the last released versions are kept for a
+            start without the store. One process uses a folder at a time. None: both are lost with this process.
         spool_bytes: the largest size of the file of waiting records.
-        refresh_seconds: seconds between two checks whether the gateway answers, and whether a store that was away is
-            back. Promotions and rollbacks arrive by the store's news.
-        fallback: whether requests get the models' own addresses (`models`) while the gateway is away. Their calls are
-            not recorded; `status` counts the requests.
+        refresh_seconds: seconds between two checks whether the gateway answers, and whether a store that was
+            unavailable is back. Promotions and rollbacks arrive by the store's news.
+        fallback: whether requests get the models' own addresses (`models`) while the gateway is unavailable. Their
+            calls are not recorded; `status` counts the requests.
         models: each model's own address and key, by the model's name, for `fallback`.
         timeout_seconds: how long the store waits for the end of a rollout before it counts as `timeout`. Choose more
-            than the time for which the store may be away, because ends wait for it.
+            than the time for which the store may be unavailable, because ends wait for it.
         Raise ConfigError for an option that is out of its range.
         """
         if not live_key:
@@ -195,8 +192,9 @@ class OnlineSession:
     def start(self) -> None:
         """Load the released versions, and start to send records to the store.
 
-        Calling it again does nothing. Blocks for up to some seconds. If the store is away, the session begins with the
-        versions in its folder. Raise StoreError if there are none, ConfigError for a folder that another process uses.
+        Calling it again does nothing. Blocks for up to some seconds. If the store is unavailable, the session begins
+        with the versions in its folder. Raise StoreError if there are none, ConfigError for a folder that another
+        process uses.
         """
         if self._thread is not None:
             return
@@ -247,8 +245,8 @@ class OnlineSession:
             choose.
         metadata: recorded with the rollout.
         Raise ConfigError if no version is released for the request, and for arguments that the store would refuse or
-        that are larger than an eighth of `spool_bytes`. Raise GatewayError if the gateway is away and `fallback` is not
-        set.
+        that are larger than an eighth of `spool_bytes`. Raise GatewayError if the gateway is unavailable and
+        `fallback` is not set.
         """
         outbox = self._running()
         check_id("task_type", task_type)
@@ -390,7 +388,7 @@ class OnlineSession:
 
     def refresh(self) -> None:
         """Read the released versions from the store now, without waiting for its news. Blocks until the store answers.
-        Raise StoreError if the store is away.
+        Raise StoreError if the store is unavailable.
         """
         self._running()
         assert self._thread is not None

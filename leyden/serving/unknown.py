@@ -1,8 +1,8 @@
 """`UnknownRollouts`: feedback about rollouts that the store does not know yet.
 
 Another process may report the rollout later. So each piece is tried again, with pauses that double, until the store has
-answered for `_UNKNOWN_SECONDS` that it does not know the rollout. Time in which the store is away does not count, and
-neither does any wall clock. The module knows a spool and feedback; its owner writes to the store.
+answered for `_UNKNOWN_SECONDS` that it does not know the rollout. Time in which the store is unavailable does not
+count, and neither does any wall clock. The module knows a spool and feedback; its owner writes to the store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class UnknownRollouts:
     ) -> None:
         """spool: the file, with what an earlier process left there. Closed by `close`.
         write: writes one record to the store, or puts it elsewhere. Raises UnknownRollout if the store does not know
-            its rollout, and an error for a store that is away.
+            its rollout, and an error for a store that is unavailable.
         ended: called with the lines of feedback that waits no longer.
         """
         self._spool, self._write, self._ended = spool, write, ended
@@ -110,7 +110,7 @@ class UnknownRollouts:
             self._any.set()
 
     async def _round(self) -> None:
-        """Try some of the records that are due. Raise the store's error if it is away."""
+        """Try some of the records that are due. Raise the store's error if it is unavailable."""
         now, size = time.monotonic(), 0
         due = heapq.nsmallest(
             _ROUND_RECORDS,

@@ -35,7 +35,7 @@ _ECHOED: Json = {
 def envelope(head: Json, request: Json, output: list[Json], *, status: str, **fields: Any) -> Json:
     """Return a response object with these output items, and with the request's options, which a response repeats.
 
-    head: an answer in chat form, of which id, created and model are read.
+    head: an answer in chat form, whose id, created and model are read.
     fields: further fields of the response, which replace the defaults.
     """
     echoed = {name: default if (given := request.get(name)) is None else given for name, default in _ECHOED.items()}

@@ -104,7 +104,7 @@ class EventsFromChat:
 
     def _encrypted(self, block: Json) -> list[Json]:
         """Return the events for one of chat's `thinking_blocks`. Its encrypted content is added to the open reasoning
-        item; if there is none, or the block is redacted, it is an item of its own.
+        item; if none is open, or the block is redacted, it begins another item.
         """
         events: list[Json] = []
         if self._open != "reasoning" or block.get("type") == "redacted_thinking":

@@ -1,7 +1,7 @@
 """Learn in production: train on recorded requests, check the candidate, serve it to a share of the users (a canary),
 and promote it or roll it back.
 
-- `decision_metrics`: the metrics by which a canary is judged.
+- `decision_metrics`: the metrics that judge a canary.
 - `order`: puts requests into the order in which they were assigned.
 - `guard`: the verdict on a canary, a pure function of its requests' outcomes.
 - `release`: the states of a release and their transitions, as a table.
@@ -10,7 +10,7 @@ and promote it or roll it back.
 - `learning`: `ContinualLearning`, the whole cycle.
 - `recorded`: the recorded requests that a cycle learns from, and the held-out ones for its checks.
 - `gate`: the offline check of a candidate.
-- `jobs`, `isolation`: training and measuring, in a process of its own with limits.
+- `jobs`, `isolation`: training and measuring, in a separate process with limits.
 
 The tests behind the verdict are in `leyden.statistics`; docs/concepts/release-test.md has the mathematics.
 """

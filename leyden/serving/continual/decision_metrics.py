@@ -1,4 +1,4 @@
-"""The metrics by which a canary is judged, as numbers in [0, 1] of which more is better.
+"""The metrics that judge a canary, as numbers in [0, 1], where more is better.
 
 A `Metric` defines the range of its values, which direction is better, and what a promotion requires of it. The module
 knows neither requests nor statistical tests.

@@ -143,10 +143,7 @@ def start(settings: GuardSettings) -> GuardState:
 
 
 def observe(settings: GuardSettings, state: GuardState, outcome: RequestOutcome) -> GuardState:
-    """Return the state after one more request.
-
-    Raise ConfigError for a share out of (0, 1) or a NaN value.
-    """
+    """Return the state after one more request. Raise ConfigError for a share out of (0, 1) or a NaN value."""
     metrics = tuple(
         _observe_metric(metric, old, outcome) for metric, old in zip(settings.metrics, state.metrics, strict=True)
     )

@@ -70,7 +70,7 @@ class _TrainerJob:
         """Run an algorithm, and return the summary of the finished run.
 
         A run that an earlier process began is continued if its algorithm is resumable; otherwise its folder is deleted,
-        and it begins anew. Raise BudgetExceeded if the budget ended it early.
+        and it starts again. Raise BudgetExceeded if the budget ended it early.
         """
         options: dict[str, Any] = {"progress": False, **self.options}
         trainer = Trainer(algorithm=algorithm, initial_resources=resources, run_dir=self.folder, **options)

@@ -5,7 +5,7 @@ shadow, a canary, and its promotion or rollback. Only the store holds the state 
 for the search of a candidate, and one for the candidate's release (`release`). So a crash of the controller loses
 nothing: the next one that opens the store continues, or rolls back.
 
-This module runs no algorithm: `jobs` do, in processes of their own (`isolation`). To add a stage, add its state to
+This module runs no algorithm: `jobs` do, in separate processes (`isolation`). To add a stage, add its state to
 `release.TRANSITIONS` and a method here.
 """
 
@@ -207,9 +207,9 @@ class ContinualLearning:
     async def run(self) -> None:
         """Learn until cancelled, in steps of `every_seconds`. Log each change of the status.
 
-        While the store is away, no step is taken; a training under way continues. Any other error is logged, and the
-        step is tried again, until the deadline ends the cycle or release. Raise ConfigError if no process can be
-        started for a training or a check.
+        While the store is unavailable, no step is taken; a training under way continues. Any other error is logged,
+        and the step is tried again, until the deadline ends the cycle or release. Raise ConfigError if no process can
+        be started for a training or a check.
         """
         if self._lock is None:
             async with self:
@@ -244,7 +244,7 @@ class ContinualLearning:
         """Do the work that is due, up to the next transition of a state, and return the status.
 
         Returns after the training or check, if one is due. Safe to cancel and to repeat.
-        Raise StoreError if the store is away, ReleaseAdvanced if another process was faster.
+        Raise StoreError if the store is unavailable, ReleaseAdvanced if another process was faster.
         """
         rows = await open_releases(self._store)
         own = [row for row in rows if self._is_own(row)]
@@ -473,7 +473,7 @@ class ContinualLearning:
 
         async def go_on() -> bool:
             """Wait until the next check, and return whether the job may go on: in time, with its cycle open and
-            learning not stopped. A store that is away does not stop it.
+            learning not stopped. A store that is unavailable does not stop it.
             """
             await asyncio.sleep(self._every)
             in_time = row.deadline is None or unix_time() < row.deadline
@@ -566,14 +566,14 @@ class _Rewards:
         self._after: int | None = None
         """The sequence id of the last feedback that was read."""
         self._reset = False
-        """Whether the count and the evidence have begun anew after the last cycle."""
+        """Whether the count and the evidence have been reset after the last cycle."""
         self._latest: deque[tuple[str, float, float]] = deque(maxlen=_MAX_REWARDS)
         """Rollout, time and reward of the latest feedback, also from before the last cycle."""
 
     async def read(self, store: LightningStore, version: Version, ended: float | None) -> TriggerState:
         """Read the new feedback, and return the trigger's state.
 
-        version: the version in production. Another version, or another `ended`, begins anew.
+        version: the version in production. Another version, or another `ended`, resets the state.
         ended: when the last cycle ended, in Unix seconds; the count and the evidence of a drop begin there. None: there
             was no cycle.
         """
@@ -597,7 +597,7 @@ class _Rewards:
         return self._state
 
     def _observe(self, feedback: Feedback, ended: float | None) -> None:
-        """Add one feedback to the trigger's evidence. The evidence begins anew with the first reward that arrived after
+        """Add one feedback to the trigger's evidence. The evidence is reset by the first reward that arrived after
         `ended`, the end of the last cycle.
         """
         self._after = feedback.sequence_id

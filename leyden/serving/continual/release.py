@@ -152,7 +152,7 @@ async def begin(
     candidate: the version to release.
     production: the version in production; None if there is none.
     details: recorded with the release.
-    deadline: Unix seconds by which the check has to end; None: any time.
+    deadline: Unix seconds at which the check ends at the latest; None: any time.
     who, why: for the audit log.
     If the kill switch is on, the release is refused at once, and returned as refused.
     Raise UnknownResources for a version that is not in the store.

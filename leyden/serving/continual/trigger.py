@@ -95,7 +95,7 @@ def observe_reward(trigger: Trigger, state: TriggerState, reward: float) -> Trig
 def learned(state: TriggerState, now: float) -> TriggerState:
     """Return the state after a cycle that ended at `now` and has not changed production.
 
-    The level is kept, so that a drop that persists is found again. Count and evidence begin anew.
+    The level is kept, so that a drop that persists is found again. Count and evidence start from zero.
     """
     return TriggerState(since=now, level=state.level)
 

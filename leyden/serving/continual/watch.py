@@ -1,8 +1,8 @@
 """Judge a canary by its requests in the store, and advance its release by the verdict.
 
-`judge` reads the live rollouts of both arms with their feedback and computes the verdict anew each time, so a restarted
-process reaches the same verdict. Values that reach the store after the waiting time never count, so a later call sees
-the same outcomes. `step` advances the release.
+`judge` reads the live rollouts of both arms with their feedback and computes the whole verdict each time, so a
+restarted process reaches the same verdict. Values that reach the store after the waiting time never count, so a later
+call sees the same outcomes. `step` advances the release.
 
 This module knows how requests are recorded: a rollout of mode `live` with an arm, `control` or `canary`. It does not
 assign requests to arms.
@@ -57,7 +57,7 @@ def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, 
 
 
 def user_of(rollout: Rollout) -> str:
-    """Return the key by which the request was assigned to an arm.
+    """Return the key that decided the arm of a request.
 
     It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without either, it is the
     rollout's id, so that each request counts as another user.
@@ -80,7 +80,7 @@ class CanarySettings:
         yet. Give at least the time in which sessions refresh their labels.
     lag_seconds: requests younger than this are not read yet, because records of older ones may still arrive.
     values: returns the metrics of one request, given its rollout and the feedback that counts.
-    key: returns the key by which a request was assigned to an arm.
+    key: returns the key that decided the arm of a request.
     """
 
     share: float
@@ -201,7 +201,7 @@ async def step(
 
 
 async def _requests(store: LightningStore, release: Release, since: float, before: float) -> Sequence[Rollout]:
-    """Return the live requests of both versions in the order in which they reached the store, those that did so from
+    """Return the live requests of both versions in the order in which they reached the store, from
     `since` until `before` (Unix seconds).
 
     A session that is cut off from the store may not know of the canary. So the requests that it marks as such are left
