@@ -300,8 +300,13 @@ class Attempts:
             if self._store_is_ahead is None:
                 asked = unix_time()
                 self._store_is_ahead = (await self._store.statistics())["time"] - asked
-            is_new = attempt.start_time - self._store_is_ahead > self._all_met_since
-            before = 0 if is_new else await self._calls_before(rollout_id, attempt_id)
+            before = 0
+            if attempt.start_time - self._store_is_ahead <= self._all_met_since:
+                spans = await self._store.query_spans(
+                    rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_MAX_SEARCHED, sort_order="desc"
+                )
+                numbers = (span.attributes.get(semconv.CALL_INDEX) for span in spans)
+                before = max((number + 1 for number in numbers if isinstance(number, int)), default=0)
             replay = await self._replay(rollout, attempt, before)
             if live.calls_before is None:  # else another call of the attempt has set it meanwhile
                 live.calls_before, live.replay = before, replay
@@ -345,13 +350,6 @@ class Attempts:
         if calls_before:
             own = await self._store.query_spans(rollout.rollout_id, attempt.attempt_id, name=semconv.MODEL_CALL)
         return await load(self._store, source, own)
-
-    async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
-        spans = await self._store.query_spans(
-            rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_MAX_SEARCHED, sort_order="desc"
-        )
-        numbers = (span.attributes.get(semconv.CALL_INDEX) for span in spans)
-        return max((number + 1 for number in numbers if isinstance(number, int)), default=0)
 
 
 @contextlib.contextmanager

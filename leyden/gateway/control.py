@@ -9,13 +9,13 @@ Each request carries the gateway's control key.
 - `POST /control/policy_version` sets the version of a model's weights.
 
 Every POST command returns the gateway's state after it. `RemoteGateway` is the client. A gateway in several processes
-sends a request to each, and joins their replies. To add a command, add a line to `_COMMANDS` and a method to
-`RemoteGateway`.
+sends a request to each, and joins their replies. To add a command, add its name to `_COMMANDS`, a case to
+`Control.handle`, and a method to `RemoteGateway`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NotRequired, cast
@@ -80,6 +80,7 @@ class _Model(TypedDict):
     litellm_params: NotRequired[dict[str, Any] | None]
 
 
+_COMMANDS = ("pause", "drain", "resume", "models", "policy_version")
 _MODELS = TypeAdapter(list[_Model])
 _VERSION = TypeAdapter(PolicyVersion)
 _STATE = TypeAdapter(GatewayState)
@@ -129,8 +130,7 @@ class Control:
         if (verb, command) == ("GET", "upstreams"):
             return [asdict(status) for status in self._upstreams()]
         if (verb, command) != ("GET", "state"):
-            act = _COMMANDS.get(command)
-            if act is None or verb != "POST":
+            if command not in _COMMANDS or verb != "POST":
                 raise Refusal(
                     404,
                     "route_not_found",
@@ -138,35 +138,21 @@ class Control:
                     f"POST /{PREFIX} with {', '.join(_COMMANDS)}",
                 )
             try:
-                await act(self, body)
+                match command:
+                    case "pause":
+                        self.gate.close()
+                    case "drain":
+                        await self.gate.drain()
+                    case "resume":
+                        self.gate.open()
+                    case "models":
+                        self._update_models(cast(list[Any], _MODELS.validate_json(body)))
+                    case _:
+                        given = _VERSION.validate_json(body)
+                        self._set_policy_version(given["model_name"], given["version"])
             except (ConfigError, ValidationError) as error:
                 raise Refusal(400, "invalid_request_error", f"/{PREFIX}{command}: {error}") from error
         return self.state()
-
-    async def pause(self, body: bytes) -> None:
-        self.gate.close()
-
-    async def drain(self, body: bytes) -> None:
-        await self.gate.drain()
-
-    async def resume(self, body: bytes) -> None:
-        self.gate.open()
-
-    async def update_models(self, body: bytes) -> None:
-        self._update_models(cast(list[Any], _MODELS.validate_json(body)))
-
-    async def set_policy_version(self, body: bytes) -> None:
-        given = _VERSION.validate_json(body)
-        self._set_policy_version(given["model_name"], given["version"])
-
-
-_COMMANDS: Mapping[str, Callable[[Control, bytes], Awaitable[None]]] = {
-    "pause": Control.pause,
-    "drain": Control.drain,
-    "resume": Control.resume,
-    "models": Control.update_models,
-    "policy_version": Control.set_policy_version,
-}
 
 
 def join_states(states: Sequence[GatewayState]) -> GatewayState:

@@ -79,7 +79,9 @@ class LitellmTransport:
             if name in _ALLOWED or value is None or name in WITH_ANOTHER:
                 continue
             if name not in SAMPLING_PARAMETERS or not is_neutral(name, value, wished):
-                yield _not_allowed(name)
+                message = f"an agent may not set {name} for LiteLLM; the gateway's operator can set it in the model's litellm_params"
+                error = CHAT.error(_BAD_REQUEST, message, code="unsupported_parameter", param=name)
+                yield _Whole(error, status=_BAD_REQUEST)
                 return
         self._litellm, openai = await asyncio.to_thread(_imported)  # LiteLLM's errors derive from OpenAI's
         asked = {name: value for name, value in wished.items() if name in _ALLOWED}
@@ -143,15 +145,6 @@ class _Streamed:
         async for chunk in self._chunks:
             yield sse_event(_json(chunk))
         yield sse_event(DONE)
-
-
-def _not_allowed(name: str) -> _Whole:
-    """Return the reply to a request with a field that only the operator may set."""
-    message = (
-        f"an agent may not set {name} for LiteLLM; the gateway's operator can set it in the model's litellm_params"
-    )
-    error = CHAT.error(_BAD_REQUEST, message, code="unsupported_parameter", param=name)
-    return _Whole(error, status=_BAD_REQUEST)
 
 
 def _imported() -> tuple[Any, Any]:

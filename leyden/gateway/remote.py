@@ -121,7 +121,7 @@ class RemoteRecorder:
         """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """End the attempt, and wait until every call of it is in the store.
+        """End the attempt, and wait until its calls are in the store.
 
         Raise StoreError if a call could not be written, GatewayError if the gateway cannot be reached.
         """

@@ -169,13 +169,12 @@ class Spool(Generic[T]):
         """Return all waiting items as lines of JSON, without those that cannot be read."""
         self._file.seek(self._start)
         lines = io.BytesIO(self._file.read(self._end - self._start)).readlines()
-        return [line for line in lines if self._is_readable(line)]
-
-    def _is_readable(self, line: bytes) -> bool:
-        with contextlib.suppress(ValidationError):
-            self.load(line)
-            return True
-        return False
+        readable: list[bytes] = []
+        for line in lines:
+            with contextlib.suppress(ValidationError):
+                self.load(line)
+                readable.append(line)
+        return readable
 
     def replace(self, lines: Sequence[bytes]) -> None:
         """Keep these items alone. Raise GatewayError if the file cannot be written."""

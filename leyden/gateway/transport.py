@@ -106,7 +106,14 @@ class Arriving:
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._content, self._closed = response.content, _end_of_connection(response)
+        self._content, connection = response.content, response.connection
+        self._closed: asyncio.Future[None] | None = None
+        """How the connection ends, if that is the only end of the body."""
+        has_its_own_end = "content-length" in response.headers or "transfer-encoding" in response.headers
+        if not has_its_own_end and connection is not None and connection.protocol is not None:
+            self._closed = connection.protocol.closed
+        if self._closed is not None:  # an agent may leave before
+            self._closed.add_done_callback(lambda closed: closed.cancelled() or closed.exception())
         self._error: Exception | None = None
         """The error of a broken connection, to raise after the last bytes that came; None while it holds."""
 
@@ -134,18 +141,6 @@ class Arriving:
         raise StopAsyncIteration
 
 
-def _end_of_connection(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
-    """Return the future of how the connection ends, if that is the only end of the body."""
-    connection = response.connection
-    has_its_own_end = "content-length" in response.headers or "transfer-encoding" in response.headers
-    if has_its_own_end or connection is None or connection.protocol is None:
-        return None
-    closed = connection.protocol.closed
-    if closed is not None:
-        closed.add_done_callback(lambda closed: closed.cancelled() or closed.exception())  # an agent may leave before
-    return closed
-
-
 class HttpTransport:
     """Reach servers over HTTP, with connections that are kept open."""
 
@@ -156,10 +151,6 @@ class HttpTransport:
     async def ask(
         self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
     ) -> AsyncGenerator[UpstreamResponse]:
-        """Send the request over HTTP, and yield the response once its head has arrived.
-
-        Redirects are not followed. Raise ServerGone or TimeoutError, also while the response is read.
-        """
         began = False
         try:
             async with self._session.post(
@@ -179,10 +170,7 @@ class HttpTransport:
             raise ServerGone(error, began=began) from error
 
     async def is_up(self, model: UpstreamModel) -> bool:
-        """Return whether the server accepts requests.
-
-        Any reply counts, and a silent server counts as busy.
-        """
+        """Any reply counts as up, and a silent server as busy."""
         try:
             async with self._session.get(model.url("models"), timeout=aiohttp.ClientTimeout(total=_IS_UP_SECONDS)):
                 return True

@@ -159,7 +159,17 @@ class UpstreamMetrics:
         return [sample for key, server in servers for sample in self._samples_of(key, server, " at ".join(key))]
 
     def _samples_of(self, key: tuple[str, str], server: _Server, subject: str) -> list[Sample]:
-        now, metrics = unix_time(), _metrics_of(_status(*key, server, self._clock()))
+        now, status = unix_time(), _status(*key, server, self._clock())
+        metrics: dict[str, float] = {
+            "upstream_healthy": float(status.healthy),
+            "upstream_requests": float(status.requests),
+            "upstream_errors": float(sum(status.errors.values())),
+            "upstream_in_flight": float(status.in_flight),
+        }
+        metrics |= {f"upstream_failures:{reason}": float(count) for reason, count in status.errors.items()}
+        if status.latency_p50_seconds is not None and status.latency_p95_seconds is not None:
+            metrics["upstream_latency_p50_seconds"] = status.latency_p50_seconds
+            metrics["upstream_latency_p95_seconds"] = status.latency_p95_seconds
         return [Sample(name=name, time=now, value=value, worker_id=subject) for name, value in metrics.items()]
 
 
@@ -179,20 +189,6 @@ def _status(model_name: str, address: str, server: _Server, now: float) -> Upstr
         latency_p50_seconds=_quantile(seconds, 0.5),
         latency_p95_seconds=_quantile(seconds, 0.95),
     )
-
-
-def _metrics_of(status: UpstreamStatus) -> dict[str, float]:
-    metrics: dict[str, float] = {
-        "upstream_healthy": float(status.healthy),
-        "upstream_requests": float(status.requests),
-        "upstream_errors": float(sum(status.errors.values())),
-        "upstream_in_flight": float(status.in_flight),
-    }
-    metrics |= {f"upstream_failures:{reason}": float(count) for reason, count in status.errors.items()}
-    if status.latency_p50_seconds is not None and status.latency_p95_seconds is not None:
-        metrics["upstream_latency_p50_seconds"] = status.latency_p50_seconds
-        metrics["upstream_latency_p95_seconds"] = status.latency_p95_seconds
-    return metrics
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
