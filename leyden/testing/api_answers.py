@@ -276,7 +276,13 @@ class _MessagesAnswer:
                 index, kind = index + 1, wanted
                 bodies.append({"type": "content_block_start", "index": index, "content_block": _block(piece)})
             if piece.kind != "call":
-                bodies.append({"type": "content_block_delta", "index": index, "delta": _block_delta(piece)})
+                types = {
+                    "arguments": ("input_json_delta", "partial_json"),
+                    "reasoning": ("thinking_delta", "thinking"),
+                }
+                name, field = types.get(piece.kind, ("text_delta", "text"))
+                delta: Json = {"type": name, field: piece.text}
+                bodies.append({"type": "content_block_delta", "index": index, "delta": delta})
         if kind:
             bodies += self._stop(index, kind)
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": None}
@@ -317,14 +323,6 @@ def _block(piece: Piece) -> Json:
     if piece.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}
-
-
-def _block_delta(piece: Piece) -> Json:
-    if piece.kind == "arguments":
-        return {"type": "input_json_delta", "partial_json": piece.text}
-    if piece.kind == "reasoning":
-        return {"type": "thinking_delta", "thinking": piece.text}
-    return {"type": "text_delta", "text": piece.text}
 
 
 class _ResponsesAnswer:
@@ -402,10 +400,7 @@ class _ResponsesAnswer:
 
 
 def _item_added(item: Json, index: int) -> list[Json]:
-    """Return the events that begin an output item, still empty.
-
-    index: the item's place in the output.
-    """
+    """Return the events that begin an output item, still empty."""
     empty: Json = {"content": []} if "content" in item else {"arguments": ""}
     shown = {name: value for name, value in item.items() if name != "encrypted_content"}  # sent when the item ends
     begun = {**shown, **empty, "status": "in_progress"}
@@ -418,10 +413,7 @@ def _item_added(item: Json, index: int) -> list[Json]:
 
 
 def _item_done(item: Json, index: int) -> list[Json]:
-    """Return the events that complete an output item.
-
-    index: the item's place in the output.
-    """
+    """Return the events that complete an output item."""
     place: Json = {"item_id": item["id"], "output_index": index}
     done: list[Json] = []
     if "content" in item:
