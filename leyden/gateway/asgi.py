@@ -52,7 +52,7 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{
 
 
 def trace_parent(scope: Scope) -> tuple[str, str] | None:
-    """Return the request's W3C trace context as (trace id, the caller's span id); None without a valid one."""
+    """Return the request's W3C trace context as (trace id, the caller's span id); None unless it is valid."""
     found = _TRACEPARENT.fullmatch(header(scope, b"traceparent") or b"")
     return (found[1].decode(), found[2].decode()) if found else None
 

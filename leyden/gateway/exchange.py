@@ -77,9 +77,9 @@ class Exchange:
     """Whether the agent has disconnected."""
     attempt_over: bool = False
     """Whether the attempt ended while the call was under way."""
-    said_at: float = 0.0
+    written_at: float = 0.0
     """The event loop's time at which data was last sent to the agent."""
-    _saying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a message is sent, because the response and the keep-alive comments share the connection."""
 
     @property
@@ -88,28 +88,28 @@ class Exchange:
 
     async def begin_stream(self, headers: Headers) -> None:
         """Send the head of a streamed response, unless it has been sent."""
-        async with self._saying:
+        async with self._writing:
             if not self.streaming:
                 self.streaming = True
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def say(self, part: bytes, *, more: bool = True, mid_event: bool = False) -> None:
+    async def write(self, part: bytes, *, more: bool = True, mid_event: bool = False) -> None:
         """Send a part of a streamed response.
 
         more: False for the last.
         mid_event: whether it ends in the middle of an event.
         """
-        async with self._saying:
+        async with self._writing:
             self.mid_event = mid_event
-            await self._say(part, more=more)
+            await self._write(part, more=more)
 
-    async def say_between_events(self, part: bytes) -> bool:
+    async def write_between_events(self, part: bytes) -> bool:
         """Send an event or a comment of the gateway, unless the stream is in the middle of another event. Return
         whether it was sent.
         """
-        async with self._saying:
+        async with self._writing:
             if not self.mid_event:
-                await self._say(part, more=True)
+                await self._write(part, more=True)
             return not self.mid_event
 
     async def break_off(self) -> None:
@@ -121,6 +121,6 @@ class Exchange:
             await self.send({"type": "http.response.start", "status": broken.status, "headers": broken.headers})
             await self.send({"type": "http.response.body", "body": broken.got, "more_body": True})
 
-    async def _say(self, part: bytes, *, more: bool) -> None:
-        self.said_at = asyncio.get_running_loop().time()
+    async def _write(self, part: bytes, *, more: bool) -> None:
+        self.written_at = asyncio.get_running_loop().time()
         await self.send({"type": "http.response.body", "body": part, "more_body": more})

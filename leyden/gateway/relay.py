@@ -321,15 +321,15 @@ class Relay:
         early: send it even before the upstream has begun to answer, and begin the stream for it.
         """
         loop, longest = asyncio.get_running_loop(), self._options.keep_alive_seconds
-        exchange.said_at = loop.time()
+        exchange.written_at = loop.time()
         while not exchange.disconnected:
-            await asyncio.sleep(exchange.said_at + longest - loop.time())
+            await asyncio.sleep(exchange.written_at + longest - loop.time())
             if early:
                 await exchange.begin_stream(_EVENT_STREAM)
-            if exchange.said_at + longest <= loop.time():
+            if exchange.written_at + longest <= loop.time():
                 if exchange.streaming:
-                    await exchange.say_between_events(_COMMENT)
-                exchange.said_at = loop.time()
+                    await exchange.write_between_events(_COMMENT)
+                exchange.written_at = loop.time()
 
     def _translation(self, exchange: Exchange, model: UpstreamModel) -> Translation:
         """Return the translation of a call to a model server's dialect and back. Raise Refusal if the server speaks no
@@ -472,7 +472,7 @@ class Relay:
                 if part := piece if stream.unchanged else b"".join(shown):
                     if exchange.tried is not None:
                         sent.append(part)
-                    await exchange.say(part, mid_event=stream.unchanged and bool(buffer))
+                    await exchange.write(part, mid_event=stream.unchanged and bool(buffer))
                 exchange.ended = stream.ended
                 if unreadable is not None:
                     raise Refusal(
@@ -497,7 +497,7 @@ class Relay:
             self.retries.answered(exchange.tried, headers, b"".join(sent) + last)
         elif exchange.tried is not None:
             exchange.tried.state = "failed"
-        await exchange.say(last, more=False)
+        await exchange.write(last, more=False)
 
     def _keep(self, exchange: Exchange, translation: Translation) -> None:
         """Keep a complete response for a later request that continues it. Do nothing for a call whose response is not
@@ -554,9 +554,9 @@ class Relay:
         if exchange.broken_off is None and not exchange.streaming:
             return await send_refusal(exchange.send, refusal, exchange.dialect)
         if exchange.broken_off is None and exchange.ended:
-            return await exchange.say(b"", more=False)
+            return await exchange.write(b"", more=False)
         error = exchange.dialect.error_event(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
-        if exchange.broken_off is not None or not await exchange.say_between_events(error):
+        if exchange.broken_off is not None or not await exchange.write_between_events(error):
             logger.warning(
                 "the answer to call %s of rollout %r broke off: %s", call.call_index, call.rollout_id, refusal.message
             )

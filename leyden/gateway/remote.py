@@ -121,10 +121,6 @@ class RemoteRecorder:
         """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """End the attempt, and wait until its calls are in the store.
-
-        Raise StoreError if a call could not be written, GatewayError if the gateway cannot be reached.
-        """
         await _end(await self._sessions.get(), self._url, self._control_key, rollout_id, attempt_id)
 
 
@@ -144,7 +140,6 @@ class FoundGateways:
         return FoundGateways, (self._secret,)
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
-        """Remember which gateways the agent may call."""
         found = {
             gateway.root: self._secret or (None if gateway.api_key == NO_TOKEN else gateway.api_key)
             for gateway in resources.values()
@@ -157,18 +152,14 @@ class FoundGateways:
         """Do nothing: `flush`, which follows at once, ends the attempt, too."""
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """End the attempt at each of its gateways, and wait until every call of it is in the store.
-
-        Raise StoreError if a call could not be written, GatewayError if a gateway cannot be reached.
-        """
         for root, token in self._found.pop((rollout_id, attempt_id), {}).items():
             control_key = control_key_of(token or found_secret(root))
             await _end(await self._sessions.get(), root, control_key, rollout_id, attempt_id)
 
 
 async def _end(session: aiohttp.ClientSession, root: str, control_key: str, rollout_id: str, attempt_id: str) -> None:
-    """Notify a gateway that an attempt is over. Raise GatewayError if it cannot be reached, StoreError if it failed to
-    write the attempt's records.
+    """End an attempt at a gateway, and wait until its calls are in the store. Raise GatewayError if the gateway cannot
+    be reached, StoreError if a call could not be written.
     """
     url, headers = root + end_path(rollout_id, attempt_id), {"Authorization": f"Bearer {control_key}"}
     try:

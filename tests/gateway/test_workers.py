@@ -17,6 +17,7 @@ import aiohttp
 import openai
 import psutil
 import pytest
+import yarl
 
 from leyden._lib.attempt_key import attempt_key
 from leyden.errors import ConfigError, GatewayError
@@ -301,6 +302,12 @@ async def test_one_request_controls_all_workers(
             await client.close()
         with pytest.raises(GatewayError, match="operator"):
             await RemoteGateway(endpoint, "wrong").state()
+        reader, writer = await asyncio.open_connection("127.0.0.1", yarl.URL(endpoint).port)
+        writer.write(
+            b"POST /control/pause HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\nexpect: 100-continue\r\n\r\n"
+        )
+        assert b" 413 " in await reader.readline()
+        writer.close()
     for key in ids:
         (span,) = await store.query_spans(*key)
         assert span.attributes["leyden.policy_version"] == 5
