@@ -7,7 +7,7 @@ one call if, in this order,
 2. one lies below the other, as a gateway's record lies below the SDK's span that sent the
 traceparent. A span with several answered calls below it is a wrapper around them, and no call of
 its own;
-3. they come from different sources, have the same content, and have the same place among the
+3. they come from different sources, have the same content, and have the same index among the
 sightings of their source with this content. First both request and answer are compared. Then only
 the requests are, if one of the sightings has no answer.
 
@@ -58,7 +58,7 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
 
 
 class _Sighting:
-    """One span that records a model call, with the keys by which it is joined with others."""
+    """One span that records a model call, with the keys that join it with others."""
 
     def __init__(self, view: ModelCallView) -> None:
         self.view = view

@@ -42,7 +42,13 @@ def chat_message(message: Json, role: str) -> list[Json]:
     if _is_plain(message):
         return [message]
     if "message" in message and isinstance(message["message"], dict):
-        message = _from_openinference(as_dict(message["message"]))
+        nested = as_dict(message["message"])
+        message = {name: value for name, value in nested.items() if name != "contents"}
+        if contents := as_list(nested.get("contents")):
+            message["content"] = parts = [as_dict(as_dict(part).get("message_content")) for part in contents]
+            for index, part in enumerate(parts):
+                if (url := as_dict(as_dict(part.get("image")).get("image")).get("url")) is not None:
+                    parts[index] = {"type": "image_url", "image_url": {"url": url}}
     if isinstance(message.get("parts"), list):
         return _from_parts(message, role)
     chat = {name: value for name, value in message.items() if name not in ("tool_calls", "role")}
@@ -124,16 +130,6 @@ def _role(message: Json, calls: list[Json], otherwise: str) -> str:
     if message.get("tool_call_id"):
         return "tool"
     return "assistant" if calls else otherwise
-
-
-def _from_openinference(message: Json) -> Json:
-    chat = {name: value for name, value in message.items() if name != "contents"}
-    if contents := as_list(message.get("contents")):
-        chat["content"] = parts = [as_dict(as_dict(part).get("message_content")) for part in contents]
-        for index, part in enumerate(parts):
-            if (url := as_dict(as_dict(part.get("image")).get("image")).get("url")) is not None:
-                parts[index] = {"type": "image_url", "image_url": {"url": url}}
-    return chat
 
 
 def _from_parts(message: Json, role: str) -> list[Json]:

@@ -28,7 +28,19 @@ class ReplayedCall:
 
 def replayed_calls(spans: Sequence[Span]) -> list[ReplayedCall]:
     """Return the model calls that the gateway recorded, in the order in which they reached it."""
-    calls = [_call(span) for span in spans if span.name == semconv.MODEL_CALL and semconv.CALL_INDEX in span.attributes]
+    calls: list[ReplayedCall] = []
+    for span in spans:
+        attributes = span.attributes
+        if span.name != semconv.MODEL_CALL or semconv.CALL_INDEX not in attributes:
+            continue
+        index = attributes[semconv.CALL_INDEX]
+        assert isinstance(index, int), "the gateway numbers calls"
+        if (difference := attributes.get(semconv.REPLAY_DIVERGED)) is not None:
+            calls.append(ReplayedCall(index, "diverged", str(difference)))
+        elif span.status.status_code == "ERROR":
+            calls.append(ReplayedCall(index, "failed", span.status.description))
+        else:
+            calls.append(ReplayedCall(index, "replayed" if attributes.get(semconv.REPLAYED) is True else "live"))
     return sorted(calls, key=lambda call: call.call_index)
 
 
@@ -36,14 +48,3 @@ def divergence(spans: Sequence[Span]) -> str | None:
     """Return one line about the first call in which an attempt differs from the record that it replays, if any."""
     found = (call for call in replayed_calls(spans) if call.state == "diverged")
     return next((f"call {call.call_index}: {call.detail}" for call in found), None)
-
-
-def _call(span: Span) -> ReplayedCall:
-    attributes = span.attributes
-    index = attributes[semconv.CALL_INDEX]
-    assert isinstance(index, int), "the gateway numbers calls"
-    if (difference := attributes.get(semconv.REPLAY_DIVERGED)) is not None:
-        return ReplayedCall(index, "diverged", str(difference))
-    if span.status.status_code == "ERROR":
-        return ReplayedCall(index, "failed", span.status.description)
-    return ReplayedCall(index, "replayed" if attributes.get(semconv.REPLAYED) is True else "live")

@@ -69,7 +69,9 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
         if call is not None and number is not None:
             left.discard(number)
             for message in _new_messages(call, shown):
-                lines += _indented(_message_text(message), indent, max_characters)
+                role, text = message.get("role") or "assistant", message_text(message.get("content"))
+                calls_made = "".join(f"\n{_INDENT}calls {each}" for each in _tool_calls(message))
+                lines += _indented(f"{role}: {text}".rstrip() + calls_made, indent, max_characters)
     return lines + token_lines(spans)
 
 
@@ -130,13 +132,6 @@ def _common_prefix(one: Sequence[str], other: Sequence[str]) -> int:
 def _tool_calls(message: Json) -> list[str]:
     functions = (as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls")))
     return [f"{function.get('name')}({function.get('arguments') or ''})" for function in functions]
-
-
-def _message_text(message: Json) -> str:
-    role = str(message.get("role") or "assistant")
-    text = message_text(message.get("content"))
-    calls = "".join(f"\n{_INDENT}calls {call}" for call in _tool_calls(message))
-    return f"{role}: {text}".rstrip() + calls
 
 
 def _excerpt(stacktrace: str) -> str:

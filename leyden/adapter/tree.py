@@ -197,7 +197,11 @@ class TraceTree:
         for node in self.traverse():
             if shown is None or node.id in shown:
                 numbers[node.id] = len(numbers)
-                lines.append(f"{numbers[node.id]} [label={_label(node.span)}];")
+                text = node.span.name
+                if (seconds := _seconds(node)) is not None:
+                    text += f"\n{seconds:.3g} s"
+                label = json.dumps(text, ensure_ascii=False).replace("\\u", "\\\\u")  # Graphviz has no \u
+                lines.append(f"{numbers[node.id]} [label={label}];")
         for node in self.traverse():
             below = (numbers[child.id] for child in node.children if child.id in numbers)
             lines += [f"{numbers[node.id]} -> {child};" for child in below]
@@ -222,17 +226,10 @@ class TraceTree:
         return f"TraceTree(id={self.id!r}, name={self.span.name!r}, children={len(self.children)})"
 
 
-def _label(span: Span) -> str:
-    text = span.name
-    if span.start_time is not None and span.end_time is not None:
-        text += f"\n{span.end_time - span.start_time:.3g} s"
-    return json.dumps(text, ensure_ascii=False).replace("\\u", "\\\\u")  # Graphviz has no \u
-
-
 def _circle_starts(ordered: Sequence[Span]) -> set[str]:
     """Return the id of the span that started first, for each circle of parents."""
     parents = {span.span_id: span.parent_id for span in ordered}
-    place = {span.span_id: index for index, span in enumerate(ordered)}
+    index_of = {span.span_id: index for index, span in enumerate(ordered)}
     starts: set[str] = set()
     known: set[str] = set()
     # Go up from each span until a known one. If it is on this path, the path closed a circle.
@@ -244,7 +241,7 @@ def _circle_starts(ordered: Sequence[Span]) -> set[str]:
             path.append(at)
             at = parents[at]
         if at in path:
-            starts.add(min(path[path.index(at) :], key=place.__getitem__))
+            starts.add(min(path[path.index(at) :], key=index_of.__getitem__))
     return starts
 
 

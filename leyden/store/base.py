@@ -228,7 +228,7 @@ class LightningStore(NamedOptions, ABC):
 
         worker_id: the worker that claims; it becomes `busy`, or `idle` if the queue is empty.
         timeout_seconds: how long to wait for a rollout.
-        claim_id: made by the caller anew for each claim. With it the call is safe to retry; without it, a lost reply
+        claim_id: a fresh id from the caller for each claim. With it the call is safe to retry; without it, a lost reply
             leaves the rollout claimed until its timeout.
         """
         claimed = await self.dequeue_many_rollouts(
@@ -254,7 +254,7 @@ class LightningStore(NamedOptions, ABC):
         worker_id: the worker that claims; it becomes `busy`, or `idle` if nothing is claimed.
         timeout_seconds: how long to wait, by event, for the first rollout; then all that are available are returned. A
             claim that is cancelled while it waits has claimed nothing.
-        claim_id: made by the caller anew for each claim. With it the call is safe to retry: the rollouts claimed under
+        claim_id: a fresh id from the caller for each claim. With it the call is safe to retry: rollouts claimed under
             it are returned again, in their present state. Without it, a lost reply leaves a rollout claimed until its
             timeout.
         """

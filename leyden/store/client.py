@@ -90,7 +90,7 @@ class LightningStoreClient(WaitingStore):
         """Open nothing before the first request.
 
         token: the server's token; None takes it from LEYDEN_STORE_TOKEN, if it is set.
-        retry_seconds: how long a server may be away; 0: not at all.
+        retry_seconds: how long a server may be unavailable; 0: not at all.
         connections: the most open connections for each event loop.
         compress: whether to compress large requests and to accept compressed replies; None: if the server is on another
             machine.
@@ -247,7 +247,7 @@ class LightningStoreClient(WaitingStore):
         """Wait until the run that the server runs for has ended (`LightningStoreServer.announce_end`).
 
         A server that serves no particular run (`leyden store`) never reports an end. Raise StoreError when the server
-        has been away for `retry_seconds`.
+        has been unavailable for `retry_seconds`.
         """
         watcher = ids.claim_id()
         while True:

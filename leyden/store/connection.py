@@ -81,7 +81,7 @@ class Connection:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._closed = False
-        self._away = False
+        self._unavailable = False
         """Whether the server did not reply to the last request."""
         self._sessions = PerLoop(self._session)
 
@@ -125,7 +125,7 @@ class Connection:
                     async with self._session() as session:
                         answer, retry_after = await self._once(session, verb, path, body, headers, waits_seconds)
                 if not retry_after and answer.status not in (408, 502, 504):
-                    self._away = False
+                    self._unavailable = False
                     return answer
                 # 408: the server did not get all of the request in time, so it has done nothing.
                 trouble, sent = f"status {answer.status}", not retry_after and answer.status != 408
@@ -143,8 +143,8 @@ class Connection:
             if waited >= patience:
                 kind = StoreError if sent else StoreAway
                 raise kind(f"{self.url} does not answer, for {waited:.0f} s now ({trouble}); does it run?")
-            if not self._away:  # warn once, not for each request under way
-                self._away = True
+            if not self._unavailable:  # warn once, not for each request under way
+                self._unavailable = True
                 logger.warning("%s does not answer (%s); trying again for %.0f s", self.url, trouble, patience)
             await asyncio.sleep(pause * (0.5 + random.random()))
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)

@@ -2,7 +2,7 @@
 
 The module knows neither runs nor runners. The process that serves the store announces the end
 (`LightningStoreServer.announce_end`); a client waits for it (`LightningStoreClient.wait_for_end`). A server that dies
-announces nothing, and its clients notice that it is away.
+announces nothing, and its clients notice that it is unavailable.
 """
 
 from __future__ import annotations

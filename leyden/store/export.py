@@ -267,7 +267,7 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
         and all(span.attempt_id == rollout.attempt.attempt_id for span in latest_spans)
     ):
         return rollout, [rollout.attempt], latest_spans
-    # There are several attempts, some of them perhaps newer than the page, so read everything anew.
+    # There are several attempts, some of them perhaps newer than the page, so read everything again.
     rollout = await store.get_rollout_by_id(rollout.rollout_id)
     attempts = await store.query_attempts(rollout.rollout_id)
     spans = [await store.query_spans(rollout.rollout_id, attempt.attempt_id) for attempt in attempts]

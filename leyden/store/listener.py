@@ -1,7 +1,7 @@
 """Relay commits of other stores on the same PostgreSQL as signals in this process, and announce this store's spans to
 them.
 
-One thread listens on a connection of its own. A transaction that queues or finishes rollouts notifies the other stores
+One thread listens on its own connection. A transaction that queues or finishes rollouts notifies the other stores
 itself, so that no news is lost. New spans come in thousands, and a commit that notifies waits for all other such
 commits of its database. The thread therefore announces spans, at most once in `_PAUSE_SECONDS`. After a lost connection
 every waiter reads again.
@@ -184,7 +184,7 @@ def _receive(connection: Any, target: Target, sender: str, signals: Signals, req
                     except BaseException:
                         requests.spans = True
                         raise
-                    news = True  # the query may have read notifications, for which the socket then wakes nobody
+                    news = True  # the query may have read notifications, for which the socket then wakes no thread
             if stopped:
                 return
 

@@ -56,7 +56,7 @@ class LockFile:
         the file.
 
         Raise StoreError if another process or store object holds it, or if it has hard links, because each name would
-        have a write-ahead log of its own.
+        have its own write-ahead log.
         """
         check_one_name(path, url)
         status = path.stat()
@@ -124,7 +124,15 @@ def owner_of(path: Path) -> Owner | None:
         owner = _parse_owner(Path(f"{path}.lock").read_bytes())
     except OSError:
         return None
-    return owner if owner.pid is not None and _lives(owner.pid) else None
+    if owner.pid is None:
+        return None
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:  # another user's
+        pass
+    return owner
 
 
 def _parse_owner(text: bytes) -> Owner:
@@ -134,16 +142,6 @@ def _parse_owner(text: bytes) -> Owner:
         return Owner(int(owner["pid"]), owner.get("server"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Owner(None, None)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True
 
 
 def _refusal(url: str, text: bytes) -> str:

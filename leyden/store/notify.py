@@ -95,7 +95,7 @@ class Signals:
         self._listeners: dict[Waiter, _Hears] = {}
         """The waiters of `any_news`."""
         self._epoch = ids.span_id()
-        """A random text in each cursor, by which cursors of another or an earlier epoch are known."""
+        """A random text in each cursor, which differs in cursors of another or an earlier epoch."""
         self._claimable = 0
         self._spans = 0
         self._labels = 0

@@ -35,7 +35,12 @@ def open_store(
     check_path("url", url, example="runs.sqlite")
     scheme, separator, rest = str(url).partition("://")
     if read_only:
-        return _open_read_only(url, durability, token)
+        if separator and not (scheme == "sqlite" and rest.startswith("/")):
+            raise ConfigError(f"read_only=True is for a store in a file, not for {url}; leave it out")
+        for name, value in {"durability": durability, "token": token}.items():
+            if value is not None:
+                raise ConfigError(f"{name} has no effect with read_only=True; leave it out")
+        return SqliteLightningStore(rest if separator else url, read_only=True)
     if scheme in ("http", "https", UNIX_SCHEME) and separator:
         if durability is not None:
             raise ConfigError(f"durability={durability!r} is an option of the server; leave it out for {url}")
@@ -60,14 +65,3 @@ def open_store(
         f"cannot open a store at {str(url)!r}; possible: memory://, sqlite:///absolute/path, a path, "
         "postgresql://user@host/database, or http://host:port (http+unix://%2Fpath) of a store server"
     )
-
-
-def _open_read_only(url: str | Path, durability: Durability | None, token: str | None) -> LightningStore:
-    """Open a file for reading. Raise ConfigError for another kind of store or a needless option."""
-    scheme, separator, rest = str(url).partition("://")
-    if separator and not (scheme == "sqlite" and rest.startswith("/")):
-        raise ConfigError(f"read_only=True is for a store in a file, not for {url}; leave it out")
-    for name, value in {"durability": durability, "token": token}.items():
-        if value is not None:
-            raise ConfigError(f"{name} has no effect with read_only=True; leave it out")
-    return SqliteLightningStore(rest if separator else url, read_only=True)

@@ -190,7 +190,7 @@ class _PostgresDriver:
 
 
 def _listener(target: Target, sender: str, signals: Signals, patience: Patience) -> Listener:
-    """Migrate the database and return its listener. Wait while the server is away."""
+    """Migrate the database and return its listener. Wait while the server is unavailable."""
     is_up = warned = False
     while True:
         try:
@@ -218,7 +218,7 @@ class PostgresLightningStore(SqlLightningStore):
         connection does not work, because it passes no notifications on.
     durability: both values wait for the server's disk; "power" also waits for its synchronous standbys, if it has some.
     connections: the most connections for writes and reads, half each; one more listens.
-    patience_seconds: how long opening the store, and each call, wait for a server that is away before they raise
+    patience_seconds: how long opening the store, and each call, wait for an unavailable server before they raise
         StoreError.
 
     Raise ConfigError if psycopg is not installed. Raise StoreError if the server stays away or refuses the login, or if

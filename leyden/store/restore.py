@@ -71,7 +71,7 @@ class Imported:
 async def import_parquet(store: LightningStore, directory: str | Path) -> Imported:
     """Add the resources, labels, releases, audit log and feedback of an export, in one transaction.
 
-    Times and the order are kept; sequence ids are assigned anew, from 1.
+    Times and the order are kept; sequence ids start again at 1.
 
     store: a file, a database or memory, without resources, feedback and releases.
     directory: one that `leyden store export` made.

@@ -36,7 +36,7 @@ _GRACE_SECONDS = 2.0
 
 
 class LightningStoreServer(NamedOptions):
-    """Serves `store` between `start` and `stop`, on a thread of its own, and sweeps and prunes it (`Sweeper`).
+    """Serves `store` between `start` and `stop`, on its own thread, and sweeps and prunes it (`Sweeper`).
 
     `stop` leaves the store open. A pickled server is unpickled as a client of it, so that it can be passed to a child
     process.

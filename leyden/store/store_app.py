@@ -228,7 +228,12 @@ class StoreApp:
         else:
             result = await self._call(route, arguments, receive)
             payload = self.write_result(route, arguments, result, body, packed=packed)
-        return _cached(headers, payload) if route.cached else HttpReply(route.status, payload, JSON)
+        if not route.cached:
+            return HttpReply(route.status, payload, JSON)
+        tag = f'"{hashlib.blake2b(payload, digest_size=12).hexdigest()}"'.encode()
+        if headers.get(b"if-none-match") == tag:
+            return HttpReply(304, b"", (b"etag", tag))
+        return HttpReply(200, payload, JSON, (b"etag", tag), (b"cache-control", b"no-cache"))
 
     def read_arguments(self, route: Route, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
         """Return the method's arguments by name. Override it to read the requests of other clients.
@@ -389,14 +394,6 @@ def _check_content_type(headers: RequestHeaders) -> None:
     if content_type(headers) != b"application/json":
         given = headers.get(b"content-type", b"").decode("latin-1")
         raise Refusal(415, "wrong_content_type", f"content-type must be application/json, got {given!r}")
-
-
-def _cached(headers: RequestHeaders, payload: bytes) -> HttpReply:
-    """Return the reply with its ETag, or 304 if the client has this payload already."""
-    tag = f'"{hashlib.blake2b(payload, digest_size=12).hexdigest()}"'.encode()
-    if headers.get(b"if-none-match") == tag:
-        return HttpReply(304, b"", (b"etag", tag))
-    return HttpReply(200, payload, JSON, (b"etag", tag), (b"cache-control", b"no-cache"))
 
 
 def _error(status: int, error: LeydenError, *headers: tuple[bytes, bytes]) -> HttpReply:

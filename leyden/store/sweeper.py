@@ -36,7 +36,7 @@ class Sweeper:
 
     interval_seconds: the longest time between two sweeps. There is also one at each deadline. A store that its server
         sweeps (`capabilities["swept"]`) is not swept here.
-    retention: the limits of what is kept; None keeps everything.
+    retention: the limits; None keeps everything.
     prune_interval_seconds: the time between two prunes; one more runs at the end. Between two prunes the store may
         exceed the limits.
     """

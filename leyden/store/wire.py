@@ -93,7 +93,7 @@ class Route:
     repeatable: bool = True
     """Whether a client may send the request again without knowing the outcome of the first; see the protocol."""
     left_out: tuple[tuple[str, Any], ...] = ()
-    """Defaults of parameters in a request, in the place of the protocol's defaults, which would depend on the state of
+    """Defaults of parameters in a request, instead of the protocol's defaults, which would depend on the state of
     the server's store object."""
     cached: bool = False
     """Whether the reply has an ETag, so that a client need not load it twice."""
@@ -169,7 +169,7 @@ class Route:
     # ---- the server's side -----------------------------------------------------------------------
 
     def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
-        """Return the method's arguments by name. Raise ConfigError, which names the fault and its place."""
+        """Return the method's arguments by name. Raise ConfigError, which names the fault and where it is."""
         # `in` for one letter is faster than for a word, and most bodies contain neither letter.
         if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
             _refuse_constants(body)
@@ -234,12 +234,12 @@ class Route:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, without UNSET. Raise TypeError as the call does."""
-        names = self._positional
-        if len(args) <= len(names):
-            arguments = dict(zip(names, args, strict=False))
-            if kwargs.keys() <= self._names and arguments.keys().isdisjoint(kwargs):
+        positional, names, required = self._parameters
+        if len(args) <= len(positional):
+            arguments = dict(zip(positional, args, strict=False))
+            if kwargs.keys() <= names and arguments.keys().isdisjoint(kwargs):
                 arguments.update(kwargs)
-                if self._required <= arguments.keys():
+                if required <= arguments.keys():
                     return {name: value for name, value in arguments.items() if not isinstance(value, Unset)}
         self.signature.bind(*args, **kwargs)
         raise AssertionError(
@@ -280,23 +280,17 @@ class Route:
         return PaginatedResult(**result) if self.is_page else result
 
     @cached_property
-    def _positional(self) -> list[str]:
-        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return [p.name for p in self.signature.parameters.values() if p.kind is kinds]
+    def _parameters(self) -> tuple[list[str], frozenset[str], frozenset[str]]:
+        """The names of the parameters that may be given by position, of all, and of those without a default."""
+        parameters = self.signature.parameters.values()
+        positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        required = frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
+        return positional, frozenset(self.signature.parameters), required
 
     @cached_property
     def _holding_any_json(self) -> frozenset[str]:
         """The arguments that hold parts which may be any JSON."""
         return frozenset(name for name, hint in self.hints.items() if _is_free(hint) or _has_free_fields(hint))
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.signature.parameters)
-
-    @cached_property
-    def _required(self) -> frozenset[str]:
-        parameters = self.signature.parameters.values()
-        return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
 
     def __str__(self) -> str:
         return f"{self.verb} {PREFIX}{self.path}"
@@ -433,17 +427,17 @@ def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
     """
     if route := _WITHOUT_IDS.get((verb, raw_path)):
         return route, []
-    for node, ids in _places(raw_path):
+    for node, ids in _nodes_at(raw_path):
         if verb in node.routes:
             return node.routes[verb], [_unquoted(part) for part in ids]
     return None
 
 
 def verbs_at(raw_path: str) -> list[str]:
-    return sorted({verb for node, _ in _places(raw_path) for verb in node.routes})
+    return sorted({verb for node, _ in _nodes_at(raw_path) for verb in node.routes})
 
 
-def _places(raw_path: str) -> Iterator[tuple[_Node, list[str]]]:
+def _nodes_at(raw_path: str) -> Iterator[tuple[_Node, list[str]]]:
     """Yield the nodes that a path leads to: by its fixed segments first, then by ids."""
     if not raw_path.startswith(f"{PREFIX}/"):
         return
@@ -484,7 +478,7 @@ def _unquoted(part: str) -> str:
 
 
 def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
-    """Return `value` as JSON. Raise ConfigError, with the place, for a part that is not JSON.
+    """Return `value` as JSON. Raise ConfigError, which names it, for a part that is not JSON.
 
     name: how the error calls `value`.
     packed: write tokens as base64 of their arrays (LEYDEN_JSON), for Leyden's client.
@@ -496,8 +490,8 @@ def dump(value: Any, name: str = "the result", *, packed: bool = True) -> bytes:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
             return json.dumps(to_jsonable_python(value, context=context, fallback=exact_number)).encode()
         except (TypeError, ValueError, RecursionError):
-            place, reason = _culprit(value, name, error)
-            raise ConfigError(f"{place} must be a JSON value: {reason}") from None
+            where, reason = _culprit(value, name, error)
+            raise ConfigError(f"{where} must be a JSON value: {reason}") from None
 
 
 def _exact(value: Any, name: str, *, free: bool) -> Any:
@@ -539,22 +533,22 @@ def _is_free(hint: Any) -> bool:
 
 def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:
     """Return the innermost part of `value` that cannot be JSON, and why."""
-    places = [name]
-    while len(places) <= MAX_JSON_DEPTH:
-        for place, part in _parts(value, places[-1]):
+    path = [name]
+    while len(path) <= MAX_JSON_DEPTH:
+        for where, part in _parts(value, path[-1]):
             try:
                 to_json(part, fallback=exact_number)
             except PydanticSerializationError as reason:
                 value, error = part, reason
-                places.append(place)
+                path.append(where)
                 break
         else:
-            return places[-1], error
-    return places[3], ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
+            return path[-1], error
+    return path[3], ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a mapping, a list or a model, each with its place under `name`."""
+    """Yield the parts of a mapping, a list or a model, each with its path under `name`."""
     if isinstance(value, Mapping):
         for key, part in typing.cast("Mapping[Any, Any]", value).items():
             yield (f"{name}[{key!r}]" if name else str(key)), part
@@ -604,7 +598,7 @@ def _refuse_constants(body: bytes) -> None:
 
 
 def _faults(error: ValidationError) -> str:
-    """Return the first three faults with their places, in one line."""
+    """Return the first three faults and where they are, in one line."""
     if error.error_count() > _FAULTS:
         return f"the request has {error.error_count()} faults, too many to name; send one item to see its fault"
     faults: list[str] = []

@@ -210,8 +210,8 @@ def _json_part(value: Any, what: str, path: tuple[str | int, ...], depth: int) -
 
 def _named(what: str, path: tuple[str | int, ...]) -> str:
     """Return what a message calls a part: "task 1, field messages[0].content"."""
-    place = "".join(f"[{part!r}]" if isinstance(part, int) or not part.isidentifier() else f".{part}" for part in path)
-    return f"{what}, field {place.removeprefix('.')}" if path else what
+    where = "".join(f"[{part!r}]" if isinstance(part, int) or not part.isidentifier() else f".{part}" for part in path)
+    return f"{what}, field {where.removeprefix('.')}" if path else what
 
 
 def _remedy(value: Any) -> str:

@@ -68,7 +68,7 @@ class LLM(Resource):
         """Return an `openai.AsyncOpenAI` client for this model, for code on an event loop.
 
         The clients of one loop share their connections, so call this in every rollout: it takes 0.05 ms of CPU, where a
-        client with connections of its own takes about 20 ms. The client needs no `async with` and no `close`; the end
+        client with its own connections takes about 20 ms. The client needs no `async with` and no `close`; the end
         of the loop closes the connections. The key is this resource's, or else OPENAI_API_KEY. A plain LLM needs no
         ids; a ProxyLLM needs both.
 
@@ -164,7 +164,7 @@ class PromptTemplate(Resource):
         return tuple(dict.fromkeys(name for _, name in self._parts() if name is not None))
 
     def format(self, **values: Any) -> str:
-        """Return the template with `str(value)` in the place of each placeholder.
+        """Return the template with `str(value)` for each placeholder.
 
         Raise ConfigError for a placeholder without a value, and for a template that `placeholders` refuses.
         """

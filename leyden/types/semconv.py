@@ -91,7 +91,7 @@ GEN_AI_TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 GEN_AI_REQUEST_PREFIX: Final = "gen_ai.request"
 
 POLICY_VERSION: Final = "leyden.policy_version"
-"""The version of a model's weights at the start of a call, as the gateway was told."""
+"""The version of a model's weights at the start of a call, as set by `set_policy_version`."""
 POLICY_VERSION_AT_END: Final = "leyden.policy_version.at_end"
 """The version at the end of the call, if it is another one."""
 

@@ -59,7 +59,7 @@ class Trajectory:
     call_rewards: list[float | None] = field(default_factory=list[float | None])
     """The reward that followed each call."""
     call_numbers: list[int] = field(default_factory=list[int])
-    """The place of each call among all calls of the attempt that were merged, from 0."""
+    """The index of each call among all calls of the attempt that were merged, from 0."""
     policy_versions: tuple[int, int] | None = None
     """The smallest and the largest version of the policy that sampled a token."""
 

@@ -19,7 +19,7 @@ Durability = Literal["process", "power"]
 
 
 class Driver(Protocol):
-    """Runs each operation in a transaction of its own, from any thread and any event loop."""
+    """Runs each operation in its own transaction, from any thread and any event loop."""
 
     @property
     def url(self) -> str:

@@ -50,7 +50,7 @@ class Filters:
             self.conditions.append(f"{column} {sign} :{self._parameter(end)}")
 
     def condition(self, sql: str, *values: str | float | bytes) -> None:
-        """Require the condition `sql`, which has `{}` in the place of each value."""
+        """Require the condition `sql`, in which `{}` marks each value."""
         self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
 
     def among(self, column: str, values: Iterable[str] | None, possible: Collection[str] | None = None) -> None:
@@ -77,7 +77,7 @@ class Filters:
     def sql(self, *always: str, begins: Literal["WHERE", "AND"] = "WHERE") -> str:
         """Return a WHERE clause: all of `always`, and the filters. Empty if there is neither.
 
-        begins: AND for a query that has a WHERE clause of its own.
+        begins: AND for a query that has a WHERE clause.
         """
         parts = [*always]
         if self.conditions:
@@ -99,7 +99,7 @@ def check_page(limit: int, offset: int) -> None:
 
 
 def within_reach(rows: int) -> int:
-    """Return a limit of rows that every database takes: a number for "all" in the place of a negative or very large
+    """Return a limit of rows that every database takes: a number for "all" instead of a negative or very large
     one.
     """
     return min(rows, _ALL) if rows >= 0 else _ALL

@@ -42,7 +42,7 @@ _DEFAULTS = {
 }
 _SESSION = (
     "SET search_path TO {schema}; SET synchronous_commit TO {durability}; SET standard_conforming_strings TO on; SET jit TO off;"
-    # For single statements, which are transactions of their own.
+    # For single statements, which are their own transactions.
     " SET default_transaction_isolation TO 'read committed'; SET default_transaction_read_only TO off;"
     # Every query has its index. With the statistics of a table that was just filled, PostgreSQL
     # would scan it instead.
@@ -104,13 +104,13 @@ class Target:
         login, at, hosts = parts.netloc.rpartition("@")
         if parts.fragment or "@" in login or not all(_HOST.fullmatch(host) for host in hosts.split(",")):
             raise ConfigError(_ILL_FORMED)
-        place = f"{hosts}{parts.path}"
+        location = f"{hosts}{parts.path}"
         shown = {name: value for name, value in options.items() if name not in _SECRETS}
         if schema != "leyden":
             shown["schema"] = schema
         return cls(
-            url=_address(f"{login.partition(':')[0]}{at}{place}", shown),
-            address=_address(f"{login}{at}{place}", options),
+            url=_address(f"{login.partition(':')[0]}{at}{location}", shown),
+            address=_address(f"{login}{at}{location}", options),
             schema=schema,
             durability=durability,
         )
@@ -197,8 +197,8 @@ def store_error(target: Target, error: Exception) -> LeydenError:
     return kind(f"{target.url}: {_line(error)}" + (f"; {remedy}" if remedy else ""))
 
 
-def _address(place: str, options: Mapping[str, str]) -> str:
-    return f"postgresql://{place}" + (f"?{urlencode(options, safe='/', quote_via=quote)}" if options else "")
+def _address(location: str, options: Mapping[str, str]) -> str:
+    return f"postgresql://{location}" + (f"?{urlencode(options, safe='/', quote_via=quote)}" if options else "")
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,7 @@ calling it again:
 - If the connection broke during the commit, another connection reads how many commits the broken
   one has made, which shows whether the commit happened.
 
-A server that is away is tried again until `patience_seconds` have passed; then the caller gets StoreError.
+An unavailable server is tried again until `patience_seconds` have passed; then the caller gets StoreError.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Many stores in many processes may work on one database at the same time. These rules keep operations correct:
 
 - An operation that changes a rollout, its attempts or its spans locks the rollout's row first.
-  Locks (`_LOCKS`) precede the look-ups with which operations begin, in statements of their own: at
+  Locks (`_LOCKS`) precede the look-ups with which operations begin, in separate statements: at
   READ COMMITTED each statement sees what was committed before it began, so a look-up after the lock
   reads the latest state, which holds until the commit. Locking in the look-up itself would not do:
   if it had to wait, its joined rows would be those from before the wait.
@@ -24,7 +24,7 @@ the first holds BEGIN, the locks and the look-ups, the second all writes. Enqueu
 store claimed or to which it added the last ones, are one message (`Guesses`), and so is each part of an operation on
 many rollouts (`ahead`).
 
-A further span of a running attempt is a single statement, which is a transaction of its own. It is committed when the
+A further span of a running attempt is a single statement, which is its own transaction. It is committed when the
 end of its batch has arrived, not when its result has.
 """
 
@@ -71,7 +71,7 @@ _TARGET = tuple(column.name for column in fields(SpanTarget))
 _EXPECTED = "rollout_id", "attempt_id", *_TARGET
 _values_of = attrgetter(*_TARGET)
 _MAX_GUESSES = 256
-"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a look-up."""
+"""The most attempts whose targets are kept. Spans of that many attempts may arrive in turns without a look-up."""
 _HIDING = {"select_new_positions": "are_spans_hidden"}
 """For each query that may find nothing because its rows are not visible yet, the query that says whether there are such
 rows."""
@@ -89,7 +89,7 @@ class Guesses:
 
     An operation assumes that a guess holds and lets the database check it on the way, which saves the look-up that
     everything else would wait for. A single span of a running attempt is one statement, which checks the guess too
-    (`insert_expected_span`). Otherwise the check is a statement of its own (`expect_span_target`,
+    (`insert_expected_span`). Otherwise the check is a separate statement (`expect_span_target`,
     `expect_latest_resources_version`).
     If the guess is wrong, the operation runs again with the look-up, and no guess is made for that attempt any more,
     because other stores add spans to it too.
@@ -180,7 +180,7 @@ class PostgresTransaction:
         news: the payloads of notifications.
 
         All of this is one message to the server, together with the operation's last writes. A single span is a
-        statement and a transaction of its own. A reader does not wait for the reply, because nothing depends on it.
+        statement and its own transaction. A reader does not wait for the reply, because nothing depends on it.
         """
         if self._single is not None and not (self._has_begun or self._tallied or news):
             self._send_single()
@@ -236,7 +236,7 @@ class PostgresTransaction:
         return found.fetchone()
 
     def expect(self, rows: int | None, /) -> None:
-        """Do nothing: an operation has a thread of its own, and may take its time."""
+        """Do nothing: an operation has its own thread, and may take its time."""
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
         """Return the target that this operation knows, or else a guess, which is checked later.
@@ -269,7 +269,7 @@ class PostgresTransaction:
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
         missing = sorted({*rollout_ids} - self._locked)
-        if len(missing) == 1:  # PostgreSQL would plan `lock_rollouts` anew each time
+        if len(missing) == 1:  # PostgreSQL would plan `lock_rollouts` again each time
             self._send("lock_rollout", {"rollout_id": missing[0]})
         elif missing:
             found = self._send("lock_rollouts", {"rollout_ids": missing})

@@ -1,4 +1,4 @@
-"""Run operations on one SQLite connection: each in a transaction of its own, or many that share a commit.
+"""Run operations on one SQLite connection: each in its own transaction, or many that share a commit.
 
 The module knows transactions and the news to publish after them, and no thread. A thread must hold the session's `lock`
 while it uses it.
@@ -95,9 +95,9 @@ class Session:
                 self._execute("COMMIT")
         except BaseException as error:
             self._undo("ROLLBACK")
-            told = as_leyden_error(self.url, error)
-            if told is not error:
-                raise told from error
+            leyden_error = as_leyden_error(self.url, error)
+            if leyden_error is not error:
+                raise leyden_error from error
             raise
         if transaction.spans or transaction.claimable or transaction.finished or transaction.labels:
             self._publish(transaction.claimable, transaction.finished, transaction.spans, transaction.labels)
@@ -124,9 +124,9 @@ class Session:
             self._execute("COMMIT" if changed else "ROLLBACK")
         except BaseException as error:  # noqa: BLE001 -- the batch is undone, and each caller gets the error
             self._undo("ROLLBACK")
-            told = as_leyden_error(self.url, error)
+            leyden_error = as_leyden_error(self.url, error)
             for work in batch:
-                work.error = work.error or told
+                work.error = work.error or leyden_error
         else:
             if spans or claimable or finished or labels:
                 self._publish(claimable, finished, spans, labels)

@@ -22,7 +22,7 @@ from leyden.types import Rollout
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256
-"""The most attempts whose targets are kept. Spans of so many attempts may arrive in turns without a look-up."""
+"""The most attempts whose targets are kept. Spans of that many attempts may arrive in turns without a look-up."""
 _REMEDIES = {
     "SQLITE_BUSY": "another program holds a lock on it; close that program",
     "SQLITE_CANTOPEN": "check that the directory exists and can be written to",
@@ -243,7 +243,7 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 
 @cache
 def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
-    """Return each query with `?` in the place of its named parameters, and a function that returns their values in
+    """Return each query with `?` for its named parameters, and a function that returns their values in
     order. The database then need not look up names.
     """
     return {

@@ -151,7 +151,7 @@ class Transaction(Protocol):
         ...
 
     def put(self, query: str, values: Sequence[Any], /) -> None:
-        """Run a statement that has `?` in the place of named parameters."""
+        """Run a statement that has `?` for its parameters."""
         ...
 
     def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:

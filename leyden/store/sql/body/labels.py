@@ -27,7 +27,7 @@ from leyden.types import (
 from leyden.types.checks import check_id, check_who
 
 _FROZEN = 8
-"""The place of the column `frozen` in `resources_columns`."""
+"""The index of the column `frozen` in `resources_columns`."""
 
 
 def set_label(
@@ -83,13 +83,13 @@ def freeze_resources(
     is_frozen = _is_frozen(tx, resources_id, version)
     if is_frozen == frozen:
         return
-    place = {"resources_id": resources_id, "version": version}
-    if frozen and (labels := [row[0] for row in tx.all("select_labels_on", **place)]):
+    of_version = {"resources_id": resources_id, "version": version}
+    if frozen and (labels := [row[0] for row in tx.all("select_labels_on", **of_version)]):
         raise ConfigError(
             f"version {version} of {resources_id!r} in {tx.store_url} has the label {labels[0]!r}; move the label to another "
             "version first, and freeze then"
         )
-    tx.run("set_frozen", frozen=int(frozen), **place)
+    tx.run("set_frozen", frozen=int(frozen), **of_version)
     note(tx, "freeze" if frozen else "unfreeze", after=(resources_id, version), who=who, why=why, release_id=release_id)
 
 
@@ -184,7 +184,7 @@ def _move(
         return
     if not isinstance(expected, Unset) and present != (None if expected is None else tuple(expected)):
         raise LabelMoved(
-            f"label {label!r} in {tx.store_url} is on {_place(present)}, not on {_place(expected)}, so it was not moved; "
+            f"label {label!r} in {tx.store_url} is on {_shown_version(present)}, not on {_shown_version(expected)}, so it was not moved; "
             "read it again and decide anew"
         )
     if to is None:
@@ -215,5 +215,5 @@ def _is_frozen(tx: Transaction, resources_id: str, version: int) -> bool:
     return bool(row[_FROZEN])
 
 
-def _place(of: tuple[str, int] | None) -> str:
+def _shown_version(of: tuple[str, int] | None) -> str:
     return "no version" if of is None else f"version {of[1]} of {of[0]!r}"

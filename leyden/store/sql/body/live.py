@@ -39,25 +39,21 @@ def _record(tx: Transaction, live: LiveRollout) -> None:
         )
     else:
         present = found
-    _add_request(tx, live, present)
+    # The input and the metadata that the first report of the rollout lacked.
+    input = live.input if present.input is None else present.input
+    request_metadata = {**live.metadata, **present.metadata}
+    if input != present.input or request_metadata != present.metadata:
+        tx.run(
+            "set_live_request",
+            rollout_id=live.rollout_id,
+            input=json_text(input, "the input of a rollout"),
+            metadata=json_text(request_metadata, "the metadata of a rollout"),
+        )
     if live.status is not None and not present.attempt.finished:
         metadata: dict[str, Any] = {} if live.seconds is None else {"served_seconds": live.seconds}
         if live.reason is not None:
             metadata["reason"] = live.reason
         update_attempt(tx, live.rollout_id, live.attempt_id, status=live.status, metadata=metadata)
-
-
-def _add_request(tx: Transaction, live: LiveRollout, present: AttemptedRollout) -> None:
-    """Add the input and the metadata that the first report of the rollout lacked."""
-    input = live.input if present.input is None else present.input
-    metadata = {**live.metadata, **present.metadata}
-    if input != present.input or metadata != present.metadata:
-        tx.run(
-            "set_live_request",
-            rollout_id=live.rollout_id,
-            input=json_text(input, "the input of a rollout"),
-            metadata=json_text(metadata, "the metadata of a rollout"),
-        )
 
 
 def _begin(tx: Transaction, live: LiveRollout) -> AttemptedRollout:

@@ -58,7 +58,7 @@ def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None
 
 
 def run_key(tx: Transaction, run_id: str) -> int:
-    """Return the key by which rollouts and metrics refer to a run. Raise UnknownRun."""
+    """Return the key of a run in rollouts and metrics. Raise UnknownRun."""
     key = tx.one("get_run_key", run_id=run_id)
     if key is None:
         raise unknown_run(tx, run_id)

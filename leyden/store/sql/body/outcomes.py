@@ -153,7 +153,7 @@ def _histogram(
         return Histogram(edges=[lowest, highest], counts=[count])
     given = {**parameters, "lowest": lowest, "bins_per_unit": 1 / width}
     # One text with a character for each value: chr(1 + the number of its bin)
-    [[places]] = tx.page(_QUERIES[measure][1], f"{where} AND r.{measure} IS NOT NULL", given)
-    counts = [places.count(chr(1 + place)) for place in range(bins)]
-    counts[-1] += places.count(chr(1 + bins))  # the highest value belongs to the last bin
+    [[bins_of_values]] = tx.page(_QUERIES[measure][1], f"{where} AND r.{measure} IS NOT NULL", given)
+    counts = [bins_of_values.count(chr(1 + index)) for index in range(bins)]
+    counts[-1] += bins_of_values.count(chr(1 + bins))  # the highest value belongs to the last bin
     return Histogram(edges=[lowest + index * width for index in range(bins)] + [highest], counts=counts)

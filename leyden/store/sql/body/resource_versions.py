@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _SORTABLE = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}
 _VERSION, _CREATE_TIME, _TEXT = 1, 2, 4
-"""The places of three columns in `resources_columns`."""
+"""The indices of three columns in `resources_columns`."""
 HIGHEST_VERSION = 2**53
 """No store has a version this high, and every database takes the number."""
 

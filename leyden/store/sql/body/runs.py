@@ -62,7 +62,10 @@ def update_run(
     row = _run_row(tx, run_id)
     run = run_from(row)
     if not isinstance(status, Unset) and status != run.status:
-        _check_transition(run, status)
+        if run.status in FINAL_RUN_STATUSES:
+            raise IllegalTransition(
+                f"run {run.run_id!r} ended as {run.status!r} and cannot become {status!r}; start_run resumes it"
+            )
         run.status, run.end_time = status, max(tx.now, run.start_time)
     if not isinstance(cause, Unset):
         run.cause = utf8_text(cause)
@@ -113,7 +116,7 @@ def add_metrics(tx: Transaction, run_id: str, points: Sequence[MetricPoint]) -> 
         _check_point(point)
         last[point.iteration, point.stage, point.name] = point
     if last:  # sorted, so that two operations that write the same metrics do not deadlock
-        tx.put_many("put_metric", [(key, *place, last[place].value, last[place].time) for place in sorted(last)])
+        tx.put_many("put_metric", [(key, *name, last[name].value, last[name].time) for name in sorted(last)])
 
 
 def query_metrics(
@@ -147,14 +150,6 @@ def _run_row(tx: Transaction, run_id: str) -> Row:
     if row is None:
         raise unknown_run(tx, run_id)
     return row
-
-
-def _check_transition(run: RunRecord, status: RunStatus) -> None:
-    """Raise IllegalTransition unless the run may get this other status."""
-    if run.status in FINAL_RUN_STATUSES:
-        raise IllegalTransition(
-            f"run {run.run_id!r} ended as {run.status!r} and cannot become {status!r}; start_run resumes it"
-        )
 
 
 def _check_point(point: MetricPoint) -> None:

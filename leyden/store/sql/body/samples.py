@@ -23,7 +23,13 @@ call."""
 def add_many_samples(tx: Transaction, samples: Sequence[Sample]) -> None:
     tx.expect(3 * len(samples))
     for sample in samples:
-        _check(sample)
+        check_id("the name of a sample", sample.name)
+        check_id("worker_id", sample.worker_id)
+        check_time("the time of a sample", sample.time)
+        if not math.isfinite(sample.value):
+            raise ConfigError(
+                f"sample {sample.name!r} has the value {sample.value!r}; it must be finite, so leave it out"
+            )
     if samples:
         tx.put_many("insert_sample", [(s.name, s.worker_id or "", s.time, s.value) for s in samples])
         tx.run("prune_samples", limit=_PRUNED + 2 * len(samples), oldest=tx.now - _KEPT_SECONDS, most=_KEPT)
@@ -48,11 +54,3 @@ def query_samples(
     where, parameters = filters.sql(), filters.parameters
     tx.expect(None)  # perhaps many rows
     return page_of(tx, "select_samples", sample_from, where, page, parameters, limit, offset)
-
-
-def _check(sample: Sample) -> None:
-    check_id("the name of a sample", sample.name)
-    check_id("worker_id", sample.worker_id)
-    check_time("the time of a sample", sample.time)
-    if not math.isfinite(sample.value):
-        raise ConfigError(f"sample {sample.name!r} has the value {sample.value!r}; it must be finite, so leave it out")

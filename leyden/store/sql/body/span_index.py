@@ -6,7 +6,7 @@ numbers have digests; lists have none. A trigger deletes the rows with their spa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from leyden.errors import ConfigError
@@ -71,9 +71,11 @@ def index_values(tx: Transaction, rollout: int, attempt: int, spans: Sequence[Sp
     if not any(span.attributes for span in spans):
         return
     for attribute, key in tx.all("select_attribute_indexes"):
-        for span, digest in _digests(spans, key):
-            where = {"rollout": rollout, "attempt": attempt, "span_id": span.span_id}
-            tx.run("insert_attribute_value_of", attribute=attribute, value=digest, **where)
+        for span in spans:
+            digest = attribute_digest(span.attributes.get(key))
+            if digest is not None:
+                where = {"rollout": rollout, "attempt": attempt, "span_id": span.span_id}
+                tx.run("insert_attribute_value_of", attribute=attribute, value=digest, **where)
 
 
 def indexed_attribute(tx: Transaction, key: str) -> int:
@@ -94,10 +96,3 @@ def indexed_attribute(tx: Transaction, key: str) -> int:
 def matches(attributes: Mapping[str, AttributeValue], asked: Mapping[str, bytes]) -> bool:
     """Return whether each requested attribute has the value with this digest."""
     return all(attribute_digest(attributes.get(key)) == digest for key, digest in asked.items())
-
-
-def _digests(spans: Iterable[Span], key: str) -> Iterable[tuple[Span, bytes]]:
-    for span in spans:
-        digest = attribute_digest(span.attributes.get(key))
-        if digest is not None:
-            yield span, digest

@@ -29,7 +29,12 @@ def new_spans(
     if limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     tx.expect(None)  # perhaps many rows
-    given = (0, 0) if after is None or after == "latest" else _position(tx, after)
+    given = 0, 0
+    if after is not None and after != "latest":
+        txid, _, key = after.partition(".")
+        if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in (txid, key)):
+            raise _no_cursor(tx, after)
+        given = int(txid), int(key)
     # Read the last visible span first: spans that become visible later belong to the next page.
     # `row[2]` is the cursor's transaction, or 0 if this server has not reached it, as after a
     # restore. A cursor whose key no span has ever had is of another store.
@@ -66,13 +71,6 @@ def _of_rollouts(rollout_ids: Sequence[str] | None, *, far: bool) -> tuple[str, 
 
 def _cursor(position: tuple[int, int]) -> str:
     return "{}.{}".format(*position)
-
-
-def _position(tx: Transaction, after: str) -> tuple[int, int]:
-    txid, _, key = after.partition(".")
-    if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in (txid, key)):
-        raise _no_cursor(tx, after)
-    return int(txid), int(key)
 
 
 def _no_cursor(tx: Transaction, after: str | None) -> ConfigError:
