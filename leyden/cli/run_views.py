@@ -22,8 +22,12 @@ COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": 
 def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
     """Return up to `limit` runs of a store, the newest first, and the number of all its runs."""
 
+    from leyden.cli.connecting import is_remote
+    from leyden.store import open_store
+
     async def read() -> tuple[list[RunRecord], int]:
-        async with opened_store(store_url) as store:
+        in_a_file = not is_remote(store_url) and not store_url.startswith("postgres")
+        async with open_store(store_url, read_only=in_a_file) as store:
             page = await store.query_runs(limit=limit)
             return list(page), page.total
 
@@ -41,14 +45,6 @@ def await_server(source: str) -> None:
 
     if is_remote(source):
         asyncio.run(connect(store_in_words(source), source, wait_seconds=WAIT_SECONDS))
-
-
-def opened_store(url: str) -> Any:
-    """Return the store at `url`, to be used in `async with`. A file is opened read-only."""
-    from leyden.cli.connecting import is_remote
-    from leyden.store import open_store
-
-    return open_store(url, read_only=not is_remote(url) and not url.startswith("postgres"))
 
 
 def as_data(run: RecordedRun) -> dict[str, Any]:
