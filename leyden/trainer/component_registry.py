@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from leyden._lib.components import Component, register_name
-from leyden.engine import EngineRegistry
 from leyden.errors import ConfigError
 
 ExecutionStrategyRegistry: Final[dict[str, Component]] = {
@@ -59,7 +58,6 @@ RunnerRegistry: Final[dict[str, Component]] = {
 _REGISTRIES: Final[Mapping[str, dict[str, Component]]] = {
     "adapter": AdapterRegistry,
     "algorithm": AlgorithmRegistry,
-    "engine": EngineRegistry,
     "runner": RunnerRegistry,
     "store": StoreRegistry,
     "strategy": ExecutionStrategyRegistry,
@@ -84,6 +82,10 @@ def registered_components(kind: str) -> dict[str, Component]:
 
 def _registry(kind: str) -> dict[str, Component]:
     """Return the registry of a kind of component. Raise ConfigError for an unknown kind."""
+    if kind == "engine":
+        from leyden.engine import EngineRegistry  # here, because importing the engines takes a tenth of `import Trainer`
+
+        return EngineRegistry
     if kind not in _REGISTRIES:
-        raise ConfigError(f"{kind!r} is no kind of component; possible: {', '.join(_REGISTRIES)}")
+        raise ConfigError(f"{kind!r} is no kind of component; possible: {', '.join(sorted([*_REGISTRIES, 'engine']))}")
     return _REGISTRIES[kind]
