@@ -11,22 +11,22 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
 from leyden._lib.aio import Latch
+from leyden._lib.own_loop import run_on_own_loop
 from leyden._lib.frames import current_frames
 from leyden._lib.host.child import ChildFailure, Parent
+from leyden._lib.host.limits import ResourceLimits
 from leyden._lib.host.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden._lib.logs import setup_child_logging
-from leyden._lib.own_loop import run_on_own_loop
 from leyden.errors import StoreError
 from leyden.execution.liveness import Alive, make_responder
 from leyden.execution.payload import unpack
@@ -59,10 +59,7 @@ class ChildEnvironment:
     """Levels by the logger's name."""
     left_behind: Sequence[Path] = ()
     """Files, then their folders, that the process removes if the parent was killed and could not."""
-    cpus: Sequence[int] | None = None
-    """The CPUs to bind the process to; None: all."""
-    memory_bytes: int | None = None
-    """The limit of the process's memory (RLIMIT_DATA); None: no limit."""
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +92,6 @@ _LOGGERS = ("", "leyden")
 """The loggers whose levels a runner's process takes over from its parent."""
 _LAST_SECONDS = 2.0
 """Seconds for agents to leave their `with` blocks after the parent has gone."""
-_RESERVE_BYTES = 16 * 2**20
-"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They are not resident,
-because nothing is written to them."""
 _SETTLE_SECONDS = 1.0
 """Seconds until a parent whose end of the pipe is closed must be seen to have ended."""
 _CHECK_SECONDS = 2.0
@@ -116,10 +110,14 @@ def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildE
     os.setpgid(0, 0)  # so that processes that agents start can be ended with this one
     link = _ParentLink(parent, environment)
     _report_exits(link)
-    reserve = bytearray(0 if environment.memory_bytes is None else _RESERVE_BYTES)
-    code = 1
+    code, reserve = 1, bytearray()
     try:
-        _apply(environment)
+        os.environ.clear()
+        os.environ.update(environment.variables)
+        carry_mark(environment.variables.get(RUNNER_MARK))
+        reserve = environment.limits.apply()
+        setup_child_logging()
+        set_log_levels(environment.log_levels)
         run_on_own_loop(_work(link, worker_id, packed))
         code = 0
     except asyncio.CancelledError:
@@ -185,19 +183,6 @@ async def work(link: Link, worker_id: int, packed: bytes) -> None:
             if not link.stop.is_set():
                 await payload.bundle(store, worker_id, link.stop, at_most=link.at_most)
     link.send("finished")
-
-
-def _apply(environment: ChildEnvironment) -> None:
-    """Give this process the parent's variables and log levels, and set its limits."""
-    os.environ.clear()
-    os.environ.update(environment.variables)
-    carry_mark(environment.variables.get(RUNNER_MARK))
-    if environment.cpus is not None:
-        os.sched_setaffinity(0, environment.cpus)
-    if environment.memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (environment.memory_bytes, environment.memory_bytes))
-    setup_child_logging()
-    set_log_levels(environment.log_levels)
 
 
 def log_levels() -> dict[str, int]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from leyden._lib.host.child import StartMethod, exit_if_starting, known_start_method, preload, require_importable_main
+from leyden._lib.host.limits import CUDA_DEVICES, ResourceLimits, check_cpus, share_out_gpus
 from leyden._lib.host.orphans import RUNNER_MARK, kill_marked
 from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.execution.child import ChildEnvironment, log_levels
-from leyden.execution.placement import CUDA_DEVICES, check_cpus, share_out_gpus
 from leyden.execution.processes import RunnerProcess
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy
 from leyden.store.base import LightningStore
@@ -131,8 +131,10 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
             variables={**os.environ, **gpus, RUNNER_MARK: self._mark_of(worker_id)},
             log_levels=log_levels(),
             left_behind=[*self.left_behind, *_forkserver_files()],
-            cpus=None if self.cpu_affinity is None else self.cpu_affinity[worker_id],
-            memory_bytes=self.memory_bytes,
+            limits=ResourceLimits(
+                cpus=None if self.cpu_affinity is None else self.cpu_affinity[worker_id],
+                memory_bytes=self.memory_bytes,
+            ),
         )
 
     def _mark_of(self, worker_id: int) -> str:

@@ -83,7 +83,9 @@ def registered_components(kind: str) -> dict[str, Component]:
 def _registry(kind: str) -> dict[str, Component]:
     """Return the registry of a kind of component. Raise ConfigError for an unknown kind."""
     if kind == "engine":
-        from leyden.engine import EngineRegistry  # here, because importing the engines takes a tenth of `import Trainer`
+        from leyden.engine import (
+            EngineRegistry,  # here, because importing the engines takes a tenth of `import Trainer`
+        )
 
         return EngineRegistry
     if kind not in _REGISTRIES:

@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 import leyden as ly
+from leyden._lib.host.limits import CUDA_DEVICES, share_out_gpus
 from leyden.errors import ConfigError, RunnerDied, StoreError
 from leyden.execution import processes
 from leyden.execution.client_server import ClientServerExecutionStrategy
 from leyden.execution.inter_process import InterProcessExecutionStrategy
-from leyden.execution.placement import CUDA_DEVICES, share_out_gpus
 from tests.execution import agents
 from tests.execution.family import gone, runners
 

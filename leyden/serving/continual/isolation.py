@@ -12,13 +12,11 @@ import json
 import logging
 import os
 import pickle
-import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, Protocol
 
 from leyden._lib.atomic import private_directory, write_file
@@ -32,6 +30,7 @@ from leyden._lib.host.child import (
     known_start_method,
     missing_guard,
 )
+from leyden._lib.host.limits import ResourceLimits
 from leyden._lib.logs import setup_child_logging
 from leyden._lib.options import check_number
 from leyden._lib.pickling import pack
@@ -46,11 +45,6 @@ _LAST_LINES: Final = 5
 """The number of the log's last lines in an error message."""
 _LAST_BYTES: Final = 4096
 """The part of the log that is read for them."""
-_RESERVE_BYTES: Final = 16 * 2**20
-"""Bytes that a process with a memory limit allocates ahead, and frees to report why it ends. They are not resident,
-because nothing is written to them."""
-_HARD_SECONDS: Final = 10
-"""Seconds of CPU time that a process beyond its limit gets to exit, before the kernel kills it."""
 _COST_SECONDS: Final = 0.5
 """Seconds between two checks of the cost."""
 
@@ -197,8 +191,7 @@ def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits
         private_directory(result.parent)
         end_with_parent(parent.pid, also=parent.connection.fileno())
         _write_to(log)
-        reserve = bytearray(0 if limits.memory_bytes is None else _RESERVE_BYTES)
-        _apply(limits, parent)
+        reserve = _apply(limits, parent)
         job: Job = pickle.loads(packed)
         write_file(result, json.dumps(asyncio.run(_within_cost(job, cost_left))))
         code = 0
@@ -229,41 +222,23 @@ async def _within_cost(job: Job, cost_left: float | None) -> Any:
     return {"result": running.result(), "cost": await job.cost()}
 
 
-def _apply(limits: Limits, parent: Parent) -> None:
-    """Apply the limits to this child process: priority, CPUs, memory and CPU time.
+def _apply(limits: Limits, parent: Parent) -> bytearray:
+    """Apply the limits to this child process, and return the memory to free for a report.
 
     The CPUs are the last ones of the parent's, so that the first stays free for requests. Beyond `cpu_seconds`, the
     process reports the reason to the parent and exits.
     """
-    _lower_priority(limits.nice)
-    if sys.platform == "linux":
-        cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cpus[-(limits.cpus or max(1, len(cpus) - 1)) :])
-    if limits.memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
-    if limits.cpu_seconds is not None:
-        seconds = max(1, round(limits.cpu_seconds))
 
-        def out_of_time(number: int, frame: FrameType | None) -> None:
-            parent.send(
-                ChildFailure(f"it has used {seconds} s of CPU time, as many as Limits(cpu_seconds=) allows", "")
-            )
-            os._exit(1)
+    def out_of_time(seconds: int) -> None:
+        parent.send(ChildFailure(f"it has used {seconds} s of CPU time, as many as Limits(cpu_seconds=) allows", ""))
 
-        signal.signal(signal.SIGXCPU, out_of_time)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + _HARD_SECONDS))
-
-
-def _lower_priority(nice: int) -> None:
-    """Lower the priority of this process, and of those that it starts, against all others of the machine.
-
-    Linux may divide the CPU time among sessions first (autogroups), and `nice` then counts only within a session. So
-    this process begins a session, which gets the same priority.
-    """
-    os.nice(nice)
-    with contextlib.suppress(OSError):  # no autogroups, or it leads a session already
-        os.setsid()
-        Path(f"/proc/{os.getpid()}/autogroup").write_text(str(nice))
+    cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else None
+    return ResourceLimits(
+        cpus=None if cpus is None else cpus[-(limits.cpus or max(1, len(cpus) - 1)) :],
+        memory_bytes=limits.memory_bytes,
+        cpu_seconds=limits.cpu_seconds,
+        nice=limits.nice,
+    ).apply(out_of_time)
 
 
 def _write_to(log: Path) -> None:
