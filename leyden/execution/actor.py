@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from leyden._lib.aio import Latch
+from leyden._lib.event_loops import run_on_own_loop
 from leyden._lib.logs import setup_child_logging
-from leyden._lib.own_loop import run_on_own_loop
 from leyden.execution.child import Begin, RunnerCommand, RunnerFailure, RunnerMessage, set_log_levels, work
 
 THREADS = 4

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from leyden._lib.own_loop import new_own_loop
+from leyden._lib.event_loops import end_tasks, new_own_loop
 
 logger = logging.getLogger(__name__)
 
@@ -89,16 +89,12 @@ class Residence:
         """Wait for the coroutine, then cancel the tasks that its agents left behind."""
         await asyncio.wait({work})
         left = {task for task in self._tasks if not task.done()} - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        if left:
-            _, stubborn = await asyncio.wait(left, timeout=_LEFTOVER_SECONDS)
-            if stubborn:
-                logger.warning(
-                    "%d tasks that agents left behind ignore their cancellation: %s",
-                    len(stubborn),
-                    ", ".join(sorted({str(task.get_coro()) for task in stubborn})),
-                )
+        if stubborn := await end_tasks(left, _LEFTOVER_SECONDS):
+            logger.warning(
+                "%d tasks that agents left behind ignore their cancellation: %s",
+                len(stubborn),
+                ", ".join(sorted({str(task.get_coro()) for task in stubborn})),
+            )
 
     def _settle(self) -> None:
         """Let `wait` return, or raise the coroutine's error."""
@@ -202,11 +198,7 @@ class AgentLoop:
 
     async def _end(self) -> None:
         """Cancel all tasks, so that agents leave their `with` blocks, and stop the loop."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=_EXIT_SECONDS)
+        await end_tasks(asyncio.all_tasks() - {asyncio.current_task()}, _EXIT_SECONDS)
         await self.loop.shutdown_asyncgens()  # they close clients and sessions that belong to the loop
         self._finished = True
         self.loop.stop()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
 from leyden._lib.aio import Latch
-from leyden._lib.own_loop import run_on_own_loop
+from leyden._lib.event_loops import run_on_own_loop
 from leyden._lib.frames import current_frames
 from leyden._lib.host.child import ChildFailure, Parent
 from leyden._lib.host.limits import ResourceLimits

@@ -11,13 +11,14 @@ import asyncio
 from typing import Literal, get_args
 
 from leyden._lib.aio import Latch
+from leyden._lib.event_loops import run_in_thread
 from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence
 from leyden.execution.env_variables import managed_store as managed_by_environment
 from leyden.execution.events import StopSignal
 from leyden.execution.execution_strategy import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from leyden.execution.loops import on_this_loop, run_in_thread
+from leyden.execution.loops import on_this_loop
 from leyden.execution.runner.calls import AGENTS_ARE_DAEMONS
 from leyden.execution.together import run_together
 from leyden.store.base import LightningStore

@@ -15,11 +15,11 @@ import inspect
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Any, Self, cast
 
+from leyden._lib.event_loops import LoopThread
 from leyden.agent import LitAgent
 from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.errors import ConfigError, IllegalTransition, UnknownAttempt, UnknownResources
 from leyden.serving.assignment import CONTROL
-from leyden.serving.loop_thread import LoopThread
 from leyden.store import InMemoryLightningStore
 from leyden.store.base import LightningStore
 from leyden.trainer import Trainer

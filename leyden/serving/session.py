@@ -21,12 +21,12 @@ from pydantic import ValidationError
 
 from leyden._lib import ids
 from leyden._lib.clock import unix_time
+from leyden._lib.event_loops import LoopThread
 from leyden._lib.options import check_number
 from leyden._lib.text import error_line, fault_reason, shown, storable
 from leyden.errors import ConfigError, GatewayError, StoreError
 from leyden.serving.addresses import ModelAddresses
 from leyden.serving.assignment import NO_USER, Assignment, Users, user_hash
-from leyden.serving.loop_thread import LoopThread
 from leyden.serving.outbox import Outbox
 from leyden.serving.released import ReleasedVersions
 from leyden.store.base import LightningStore

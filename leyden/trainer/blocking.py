@@ -9,10 +9,11 @@ import copy
 import signal
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from leyden._lib.event_loops import LoopWork
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
 from leyden.execution.runner import Runner
@@ -105,29 +106,14 @@ def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None
 
     caller: meanwhile runs calls of the coroutine in the calling thread.
     """
-    done: Future[T] = Future()
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
-
-    def run() -> None:
-        try:
-            done.set_result(loop.run_until_complete(task))
-        except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
-            done.set_exception(error)
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-            if caller is not None:
-                caller.end()
-
-    thread = threading.Thread(target=run, name="leyden-fit", daemon=True)
-    thread.start()
+    running = LoopWork(work, name="leyden-fit")
     try:
         if caller is not None:
+            running.ended.add_done_callback(lambda _: caller.end())
             caller.serve()
-        thread.join()
+        wait([running.ended])
     except KeyboardInterrupt:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+        running.cancel()
+        wait([running.ended])
         raise
-    return done.result()
+    return running.ended.result()

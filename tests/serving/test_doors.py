@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from leyden._lib.event_loops import LoopThread
 from leyden._lib.host.http import Message, SiteGuard
 from leyden.errors import ConfigError
 from leyden.serving import BlockingStore, OnlineSession
-from leyden.serving.loop_thread import LoopThread
 from leyden.serving.serving_app import ServingApp
 from leyden.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from leyden.types import LLM, PromptTemplate

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from leyden._lib.own_loop import run_on_own_loop
+from leyden._lib.event_loops import run_on_own_loop
 
 
 def test_a_task_that_swallows_its_cancellation_and_a_thread_that_blocks_are_left_behind(
