@@ -50,6 +50,8 @@ def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
         if isinstance(sent := span.attributes.get(semconv.SENT_TIME), int | float) and span.start_time is not None
     ]
     late = dict.fromkeys((id(span) for span in recorded), min(offsets)) if offsets else _contradicted(spans)
+    if not late:
+        return spans
     converted: list[Span] = []
     for span in spans:
         if seconds := late.get(id(span)):

@@ -84,6 +84,10 @@ def match_rewards(
     counts for `find_final_reward`.
     tree: the tree of the same spans. `FIRST_SIBLING` needs it.
     """
+    rewards: list[float | None] = [None] * len(calls)
+    emitted = in_order([span for span in spans if is_reward_span(span)])
+    if not emitted:
+        return rewards
     parents = {} if tree is None else {child.id: node.id for node in tree.traverse() for child in node.children}
     by_time = policy is RewardMatchPolicy.FIRST_OCCURRENCE
     ended: list[float] = []
@@ -91,8 +95,7 @@ def match_rewards(
         # The agent's own spans decide if there are any, because the agent's clock also times the rewards.
         own = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
         ended.append(min((span.start_time or 0.0) if span.end_time is None else span.end_time for span in own))
-    rewards: list[float | None] = [None] * len(calls)
-    for span in in_order([span for span in spans if is_reward_span(span)]):
+    for span in emitted:
         index = _linked(calls, span)
         parent = parents.get(span.span_id)
         for earlier in reversed(range(len(calls))) if index is None else ():
