@@ -75,7 +75,7 @@ class LitellmTransport:
         Raise ServerGone or TimeoutError, also while the response is read.
         """
         wished: dict[str, Any] = json.loads(body)
-        for name, value in wished.items():
+        for name, value in sorted(wished.items()):
             if name in _ALLOWED or value is None or name in WITH_ANOTHER:
                 continue
             if name not in SAMPLING_PARAMETERS or not is_neutral(name, value, wished):
