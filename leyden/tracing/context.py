@@ -258,10 +258,7 @@ def last_trace() -> list[Span]:
 
 
 def _raise_or_log(failure: LeydenError, error: BaseException | None) -> None:
-    """Raise `failure`; only log it if it would hide a cancellation or an interrupt.
-
-    error: what the block raised, if anything.
-    """
+    """Raise `failure`, or only log it if `error`, which the block raised, is a cancellation or an interrupt."""
     if error is None or isinstance(error, Exception):
         raise failure
     logger.error("a trace that was interrupted is incomplete in the store: %s", failure)

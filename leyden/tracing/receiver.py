@@ -103,9 +103,6 @@ class Receiver:
         return HttpReply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
 
     async def _take_spans(self, body: bytes, headers: RequestHeaders) -> HttpReply:
-        """Add a request's spans, in Leyden's JSON. Raise Refusal for a malformed body, and for a span of another
-        attempt.
-        """
         try:
             await self.add_many_spans(await parsed(body, _SPANS.validate_json))
         except ValidationError as error:
@@ -158,10 +155,7 @@ class _ReceiverServer:
         await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
     async def _reply(self, scope: Scope, read: Receive) -> HttpReply:
-        """Hand a request to the handler of its attempt and path. Raise Refusal if there is none.
-
-        The first part of the path is the attempt's secret.
-        """
+        """Pass a request to the handler of its attempt, whose secret begins the path. Raise Refusal without one."""
         secret, slash, rest = scope["path"].removeprefix("/").partition("/")
         receiver = self.open.get(secret)
         if receiver is None:

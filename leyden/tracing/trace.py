@@ -267,8 +267,7 @@ class Trace:
         span_id: str,
         parent: tuple[str, str | None],
     ) -> Span:
-        """Return a finished span of this attempt.
-
+        """
         start, end: Unix seconds.
         parent: the span's trace id, and the span id of its parent or None.
         """
@@ -314,9 +313,7 @@ def exception_attributes(error: BaseException) -> Attributes:
 
 
 def _checked_value(key: object, value: object) -> Any:
-    """Return an attribute's value as the store keeps it. Raise InvalidEmission for a key that is no text, for another
-    type, and for a number that is not finite.
-    """
+    """Return an attribute's value as the store keeps it. Raise InvalidEmission for a wrong key or value."""
     if not isinstance(key, str) or not key:
         raise InvalidEmission(f"the attribute key {key!r} is not a string with at least one character")
     elements = cast(Sequence[Any], value) if isinstance(value, list | tuple) else None

@@ -130,10 +130,7 @@ class Callback(NamedOptions):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned.
-
-        Called before `on_fit_start`, on a resumed run only.
-        """
+        """Restore the state that `state_dict` returned. Called before `on_fit_start`, on a resumed run only."""
 
     def save(self, path: Path) -> None:
         """Write state that is not JSON, such as weights, into the empty directory `path`.

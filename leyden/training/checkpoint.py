@@ -102,10 +102,7 @@ class CheckpointStore:
     # ---- writing ---------------------------------------------------------------------------------
 
     def prepare(self, iteration: int) -> Path:
-        """Return an empty temporary directory for the vessel's files.
-
-        The temporary directory of an earlier call is removed, so a save can be tried again.
-        """
+        """Return an empty temporary directory for the vessel's files, instead of that of an earlier call."""
         self._remove_asides()
         vessel = self.prepared(iteration) / _VESSEL
         vessel.mkdir(parents=True)
@@ -223,10 +220,7 @@ class CheckpointStore:
         return None
 
     def best(self) -> SavedCheckpoint | None:
-        """Return the best checkpoint, which the newest intact one names in its manifest.
-
-        Return None if there is no checkpoint, or if no metric was monitored.
-        """
+        """Return the best checkpoint, as the newest intact one's manifest says; None if there is none."""
         newest = self.latest()
         best = None if newest is None else self.verify(newest.iteration).get("best")
         return None if best is None else self.load(best)
@@ -337,10 +331,7 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 
 
 def _verify_file(directory: Path, name: str, expected: Any) -> None:
-    """Raise _DamagedError unless a file of a checkpoint has the manifest's size and sha256.
-
-    A name that leads out of the checkpoint's directory counts as damage: a manifest may be foreign.
-    """
+    """Raise _DamagedError unless a file lies in the checkpoint's directory, and has the manifest's size and sha256."""
     file = directory / name
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise _DamagedError(f"{directory / _MANIFEST} lists {name!r}, which lies outside the checkpoint")

@@ -206,10 +206,7 @@ class Checkpoint(MonitoringCallback):
             )
 
     def _newer(self, loop: TrainLoop) -> list[int]:
-        """Return the steps of the intact checkpoints after this run's iteration.
-
-        Raise CheckpointError unless the run continues an older one.
-        """
+        """Return the steps of newer intact checkpoints. Raise CheckpointError if the run continues none of them."""
         newer = [step for step in self.store.steps() if step > loop.current_iter and self.store.damage(step) is None]
         came_from = loop.resumed_from
         if newer and (came_from is None or came_from.resolve().parent != self.store.dirpath.resolve()):
@@ -303,10 +300,10 @@ class Checkpoint(MonitoringCallback):
     async def _save_async(
         self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None, *, at_end: bool
     ) -> None:
-        """Await the vessel's save, then complete the checkpoint, while training goes on if it may.
+        """Await the vessel's save, then complete the checkpoint.
 
-        Training may go on if the vessel returned a function that writes the rest, unless the fit ends or a `.pth` file
-        is written too.
+        Training goes on meanwhile if the vessel returned a function that writes the rest, unless the fit ends or a
+        `.pth` file is written too.
         """
         rest = cast("Callable[[], Awaitable[None]] | None", await saving)
         commit, iteration = self._gather(loop, vessel, name), loop.current_iter
@@ -436,10 +433,7 @@ class _Filename(string.Formatter):
 
 
 def _filled_in(filename: str, iteration: int, metrics: Mapping[str, Any], *, strict: bool) -> str:
-    """Return the filename with iteration, time and metrics filled in.
-
-    strict: raise CheckpointError for a missing metric, which is `nan` otherwise.
-    """
+    """Return the filename with its fields filled in. A missing metric is `nan`, or raises CheckpointError if strict."""
     values = {**metrics, "iter": iteration, "time": time.strftime("%Y%m%d%H%M%S")}
     try:
         name = _Filename(strict=strict).vformat(filename, (), values)

@@ -222,8 +222,7 @@ def monitored(metrics: Metrics, name: str, reader: str) -> float:
 def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
     """Log a warning if `name` looks like a misspelt metric of validations, such as "val/rewrd".
 
-    The metrics of a training stage tell: validations usually have the same. Whether the metric is really missing is
-    only known at the first validation, which may be hours away.
+    The first validation may be hours away, and usually has the metrics of a training stage.
     metrics: those of a training stage.
     reader: what needs the metric.
     """
@@ -297,10 +296,7 @@ class LogCollector:
         self._logs: dict[str, tuple[int, Any]] = {}
 
     def add_scalar(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Log a number, a NumPy scalar or a tensor without dimensions.
-
-        Raise InvalidMetrics for anything else.
-        """
+        """Log a number, a NumPy scalar or a tensor without dimensions. Raise InvalidMetrics for anything else."""
         if loglevel >= self._minimum:
             self._add(name, number(value, name), loglevel)
 

@@ -60,10 +60,7 @@ class ProgressBar(Callback):
         """Whether a stage has ended since the last line of an iteration."""
 
     def begin_setup(self) -> None:
-        """Show that the run starts, for an algorithm whose set-up takes a while.
-
-        `on_fit_start` or `close` follows.
-        """
+        """Show that the run starts, for an algorithm whose set-up takes a while. `on_fit_start` or `close` follows."""
         self._start(0, None)
         self._run.stage = StageProgress("starting")
 

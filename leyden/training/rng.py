@@ -49,9 +49,8 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def _restore_torch(states: dict[str, Any]) -> None:
-    """Set the states of torch's CPU and CUDA generators. Log a warning for those that are lost.
+    """Set the states of torch's generators. Log a warning for those that are lost, without torch or with fewer devices.
 
-    A state is lost if torch cannot be imported, or if this machine has fewer devices.
     states: "cpu" as hex, "cuda" as a list of hex, one for each device in order.
     """
     try:

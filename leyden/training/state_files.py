@@ -166,8 +166,7 @@ def _as_json(container: Any) -> Any:
 def _rebuilt(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """Return a saved tree with its tuples, dicts of any keys, arrays and tensors in place of their markers.
 
-    arrays: the saved arrays, by the names in the markers. A tensor that was saved as its bits is viewed as its own
-        dtype again.
+    arrays: the saved arrays, by the names in the markers.
     """
     if isinstance(tree, list):
         return [_rebuilt(part, arrays) for part in cast("list[Any]", tree)]

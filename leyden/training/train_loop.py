@@ -229,10 +229,7 @@ class TrainLoop(NamedOptions):
         await self._follow(self._flow(vessel, resume), may_wait=True)
 
     def _drive(self, flow: Flow) -> None:
-        """Run a flow whose vessel and callbacks are all synchronous, without an event loop.
-
-        An awaitable from one of them raises ConfigError inside the flow, where its `finally` blocks see it.
-        """
+        """Run a flow without an event loop. An awaitable raises ConfigError inside it, for its `finally`."""
         with contextlib.suppress(StopIteration):
             self._follow(flow, may_wait=False).send(None)  # it never waits, so it ends at once
 
@@ -260,10 +257,7 @@ class TrainLoop(NamedOptions):
     # ---- the order -------------------------------------------------------------------------------
 
     def _flow(self, vessel: Vessel, resume: Resumable | None) -> Flow:
-        """Yield the results of a whole run: restore the checkpoint, open the writers, train.
-
-        Raise ConfigError if the loop has run already.
-        """
+        """Restore the checkpoint, open the writers, train. Raise ConfigError if the loop has run already."""
         if self._used:
             raise ConfigError("this TrainLoop has run already; make a new one, and give it resume= to continue")
         self._used = True
@@ -272,10 +266,7 @@ class TrainLoop(NamedOptions):
         yield from self._recording(vessel, self._fit(vessel))
 
     def _restore(self, vessel: Vessel, resume: Resumable) -> Flow:
-        """Put loop, vessel, callbacks and random states back to a checkpoint's state.
-
-        Raise CheckpointError for a part that does not fit.
-        """
+        """Restore loop, vessel, callbacks and random states. Raise CheckpointError for a part that does not fit."""
         with _of_a_checkpoint():
             self.load_run_state(resume.state)
         with _of_a_checkpoint(f"of this {type(vessel).__name__}"):
@@ -475,7 +466,7 @@ def _own_values(metrics: Metrics, source: str) -> dict[str, MetricValue]:
 
 @contextlib.contextmanager
 def _of_a_checkpoint(what: str = "what a run saved") -> Generator[None]:
-    """Turn an error of the block, which loads a part of a checkpoint, into a CheckpointError.
+    """Turn an error of the block into a CheckpointError.
 
     what: what the state should have been, for the message.
     """

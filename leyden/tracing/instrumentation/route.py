@@ -104,9 +104,7 @@ class CallRoute:
         return self.base_url and self.base_url.rstrip("/").removesuffix("/v1")
 
     def _matching(self, host: str, path: str) -> str | None:
-        """Return the path prefix of the model host that an address matches ("" for a host without one); None if the
-        address matches no model host.
-        """
+        """Return the path prefix, perhaps "", of the model host that an address matches; None if it matches none."""
         for known in self.model_hosts:
             name, slash, prefix = known.lower().rstrip("/").partition("/")
             if host in (name, f"{name}:443", f"{name}:80") and path.startswith(slash + prefix):

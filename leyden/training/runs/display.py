@@ -45,9 +45,7 @@ def _terminal_width() -> int:
 
 
 def show(text: str) -> None:
-    """Write a text to standard error. Errors of a closed or missing stream are ignored, because they must not end the
-    run.
-    """
+    """Write a text to standard error, if it is open: an error of the stream must not end the run."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{printable_on(sys.stderr, text)}\n")
         sys.stderr.flush()
@@ -230,10 +228,7 @@ def _reward(reward: RewardMetrics) -> str:
 
 
 def _validation(summary: RunSummary) -> str:
-    """Return the first and last reward of the validations.
-
-    Return an empty text if there is none, or if the line of the reward shows them already.
-    """
+    """Return the first and last reward of the validations; an empty text if the line of the reward shows them."""
     reward = summary.val_reward
     if reward is None or reward == summary.reward:
         return ""

@@ -107,10 +107,7 @@ class Manifest:
         return replace(self, host=socket.gethostname(), pid=pid, process_start_time=_start_time_of(pid))
 
     def write(self, directory: Path) -> None:
-        """Make the folder if it is missing and write `run.json` whole.
-
-        Raise ConfigError if that is not possible.
-        """
+        """Make the folder if it is missing and write `run.json` whole. Raise ConfigError if that is not possible."""
         content = {
             "format": _FORMAT,
             **self.record.model_dump(mode="json", exclude={"config", "last_heartbeat_time"}),
@@ -197,10 +194,7 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
 
 
 def _read_format_1(content: dict[str, Any], directory: Path) -> Manifest:
-    """Return the manifest that format 1 of `run.json` describes.
-
-    That format does not say how the run ended, so it counts as stopped.
-    """
+    """Return the manifest of format 1, which does not say how the run ended, so it counts as stopped."""
     record = RunRecord(
         run_id=content["run_id"],
         name=name_of(directory),

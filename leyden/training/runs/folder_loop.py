@@ -46,10 +46,7 @@ class FolderCallback(Callback):
         self._folder = folder
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Cut the rows after the restored iteration.
-
-        An iteration of 0 means that there was no checkpoint.
-        """
+        """Cut the rows after the restored iteration. An iteration of 0 means that there was no checkpoint."""
         self._folder.cut_rows(after_iteration=loop.current_iter or -1)
 
 

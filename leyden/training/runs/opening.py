@@ -119,10 +119,7 @@ def _same_algorithm(one: str | None, other: str | None) -> bool:
 
 
 def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a run is resumed with another algorithm or model. Log other differences.
-
-    before, now: the configuration in the run's manifest, and that of this start.
-    """
+    """Raise ConfigError if a run is resumed with another algorithm or model. Log other differences."""
     if not before:  # an earlier format
         return
     recorded, given = _algorithm(before), _algorithm(now)

@@ -384,10 +384,7 @@ def read_failures(path: Path) -> list[FailedRollout]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the JSON object of each line with the line's number, from 1. Skip empty lines.
-
-    Raise ConfigError for a line that is not a JSON object.
-    """
+    """Yield the JSON object of each line that is not empty, and the line's number. Raise ConfigError for others."""
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except FileNotFoundError:

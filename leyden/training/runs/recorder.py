@@ -227,8 +227,7 @@ class RunRecorder:
     async def _record_failures(self) -> None:
         """Record the rollouts that have failed since the last query.
 
-        Pages are read from the newest failure back to the last recorded one, so the cost grows with the number of new
-        failures alone.
+        Pages are read from the newest failure back to the last recorded one, so only new failures cost anything.
         """
         async with self._checking:
             self._checked_at = time.monotonic()

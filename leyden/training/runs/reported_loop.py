@@ -104,11 +104,7 @@ class ReportedLoop(TrainLoop):
                     writer.close()
 
     def _open_writers(self) -> None:
-        """Open the writers, once.
-
-        A writer of a file begins an empty one, so it gets the rows of earlier processes again, unless it keeps them
-        itself.
-        """
+        """Open the writers, once. A new file gets the rows of earlier processes, unless its writer keeps them."""
         if self._writers_are_open:
             return
         self._writers_are_open = True

@@ -67,10 +67,9 @@ class CsvWriter(FileWriter):
         self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
 
     def _read(self, n_rows: int) -> list[dict[str, str]]:
-        """Return the first `n_rows` rows of the file.
+        """Return the first rows of the file, without later ones, which a kill may have cut in half.
 
-        Later ones are not looked at, because a kill may have cut one in half. Raise CheckpointError if rows or columns
-        are missing.
+        Raise CheckpointError if rows or columns are missing.
         """
         if n_rows == 0:
             return []

@@ -149,10 +149,7 @@ class LogWriter(NamedOptions):
         """Begin a new record, or continue from the state that was loaded since the last `open`."""
 
     def write(self, row: Row) -> None:
-        """Take a row of the writer's kind; the base class drops it.
-
-        Raise OSError if it cannot be kept.
-        """
+        """Take a row of the writer's kind; the base class drops it. Raise OSError if it cannot be kept."""
 
     def close(self) -> None:
         """Flush and release files, connections and processes. Calling it again does nothing."""
@@ -172,10 +169,7 @@ class LogWriter(NamedOptions):
                 setattr(self, name, int(count))
 
     def clear(self) -> None:
-        """Set `episode_count` and `step_count` to 0, and drop running episodes.
-
-        The global counters continue.
-        """
+        """Set `episode_count` and `step_count` to 0, and drop running episodes. The global counters continue."""
         self.episode_count = self.step_count = 0
         self._running, self._ended = {}, []
 

@@ -76,10 +76,7 @@ class WandbWriter(LogWriter):
         self._run.log(row.numbers(), step=step)
 
     def close(self) -> None:
-        """End the run.
-
-        W&B's own process may still be uploading when this returns; `wandb.teardown()` waits for it.
-        """
+        """End the run. W&B's own process may still be uploading when this returns; `wandb.teardown()` waits for it."""
         if self._run is not None:
             self._run.finish()
         self._run = None
