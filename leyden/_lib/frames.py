@@ -47,9 +47,9 @@ def users_frame(frames: Sequence[FrameType]) -> FrameType | None:
 
     frames: the innermost last.
     """
-    for frame in reversed(frames):
-        if is_users_file(frame.f_code.co_filename):
-            return frame
+    users = [frame for frame in reversed(frames) if is_users_file(frame.f_code.co_filename)]
+    if users:  # with `python -c`, generated code has the same file name as the user's
+        return next((frame for frame in users if frame.f_code.co_filename != "<string>"), users[0])
     names = ((frame, frame.f_code.co_filename) for frame in frames)
     return next(
         (

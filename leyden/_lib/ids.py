@@ -23,13 +23,12 @@ _read = io.BytesIO().read
 """Reads the next unused bytes. It is safe in threads, because a call of `BytesIO.read` is atomic."""
 
 
-def _forget() -> None:
-    """Drop the fetched bytes."""
+def _drop_fetched() -> None:
     global _read
     _read = io.BytesIO().read
 
 
-os.register_at_fork(after_in_child=_forget)  # else parent and child would make the same ids
+os.register_at_fork(after_in_child=_drop_fetched)  # else parent and child would make the same ids
 
 
 def _random(n: int) -> str:

@@ -37,7 +37,7 @@ def as_number(value: object) -> int | float:
     kind: type = type(value)
     if getattr(getattr(given, "dtype", None), "kind", "f") in "mMcSUVT":  # dates, complex numbers, texts, records
         raise ValueError(f"is {shown(value)}, which is no number")
-    if _is_masked(given, kind):
+    if hasattr(kind, "fill_value") and hasattr(kind, "mask") and bool(given.mask.any()):
         raise ValueError("is masked, so it holds no number")
     if callable(getattr(given, "item", None)):
         if getattr(given, "shape", None) != () and (count := _count(given)) not in (None, 1):
@@ -49,7 +49,7 @@ def as_number(value: object) -> int | float:
         return _checked(_converted(given, lambda: operator.index(given)))
     if hasattr(kind, "__float__"):
         number = _converted(given, lambda: float(given))
-        if math.isinf(number) and not _is_infinite(given):
+        if math.isinf(number) and given not in (math.inf, -math.inf):
             raise ValueError(f"is {shown(value)}, more than a float can hold")
         return number
     raise ValueError(f"is {shown(value)}, which is no number")
@@ -104,14 +104,6 @@ def _count(array: Any) -> int | None:
         return math.prod(int(size) for size in array.shape)
     except Exception:  # noqa: BLE001 -- no shape, or one of another meaning
         return None
-
-
-def _is_masked(value: Any, kind: type) -> bool:
-    return hasattr(kind, "fill_value") and hasattr(kind, "mask") and bool(value.mask.any())
-
-
-def _is_infinite(value: Any) -> bool:
-    return value in (math.inf, -math.inf)
 
 
 def mean_of(values: Iterable[float]) -> float:

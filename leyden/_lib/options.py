@@ -139,7 +139,13 @@ def named_options(kind: type[T]) -> type[T]:
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **options: Any) -> None:
-        _check_call(type(self).__name__, parameters, args, options, lambda: _options(self))
+        _check_call(
+            type(self).__name__,
+            parameters,
+            args,
+            options,
+            lambda: list(dict.fromkeys(_names(cast("type[Any]", type(self))))),
+        )
         construct(self, *args, **options)
 
     wrapper: Any = init
@@ -198,10 +204,6 @@ def _check_call(
     if missing:
         places = [each.name if each.kind in _BY_PLACE else f"{each.name}=..." for each in required]
         raise InvalidArgument(f"{caller} needs {', '.join(missing)}; write {caller}({', '.join(places)}, ...)")
-
-
-def _options(made: object) -> list[str]:
-    return list(dict.fromkeys(_names(type(made))))
 
 
 def _names(kind: type) -> Iterator[str]:

@@ -38,7 +38,9 @@ def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
         are pickled by value.
     Raise ConfigError, which names the part that cannot be pickled.
     """
-    by_name = imports_main and _main_can_be_imported()
+    main = sys.modules["__main__"]
+    has_source = getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
+    by_name = imports_main and has_source
     try:
         return _dumps(payload, by_name)
     except Exception as error:
@@ -75,11 +77,6 @@ def _dumps(thing: Any, main_by_name: bool) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer, main_by_name).dump(thing)
     return buffer.getvalue()
-
-
-def _main_can_be_imported() -> bool:
-    main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
 
 
 def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:

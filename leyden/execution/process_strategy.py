@@ -127,10 +127,15 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     def _environment(self, worker_id: int) -> ChildEnvironment:
         """Return the environment of a runner's process: its variables, CPUs, GPUs and limits."""
         gpus = {} if self._gpus is None else {CUDA_DEVICES: self._gpus[worker_id]}
+        # `multiprocessing` removes the forkserver's socket and its folder only if this process exits by itself, not if
+        # it is killed.
+        server: Any = forkserver
+        address: str | None = getattr(server._forkserver, "_forkserver_address", None)  # it has no public name
+        forkserver_files = () if address is None else (Path(address), Path(address).parent)
         return ChildEnvironment(
             variables={**os.environ, **gpus, RUNNER_MARK: self._mark_of(worker_id)},
             log_levels=log_levels(),
-            left_behind=[*self.left_behind, *_forkserver_files()],
+            left_behind=[*self.left_behind, *forkserver_files],
             limits=ResourceLimits(
                 cpus=None if self.cpu_affinity is None else self.cpu_affinity[worker_id],
                 memory_bytes=self.memory_bytes,
@@ -139,13 +144,3 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     def _mark_of(self, worker_id: int) -> str:
         return f"{self._mark}.{worker_id}"
-
-
-def _forkserver_files() -> list[Path]:
-    """Return the forkserver's socket and its folder; none without a forkserver.
-
-    `multiprocessing` removes them only if this process exits by itself, not if it is killed.
-    """
-    server: Any = forkserver
-    address: str | None = getattr(server._forkserver, "_forkserver_address", None)  # it has no public name
-    return [] if address is None else [Path(address), Path(address).parent]

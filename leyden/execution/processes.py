@@ -42,8 +42,8 @@ _LEAVE_SECONDS = 5.0
 """The seconds that a process may take to end after it reported that its work is over. Then it is killed."""
 _SUSPENDED_SECONDS = 10.0
 """The seconds that a process may be suspended after the command to stop. Then it is killed."""
-_LOOK_SECONDS = 1.0
-"""Seconds between two looks whether a process is suspended."""
+_CHECK_SECONDS = 1.0
+"""Seconds between two checks whether a process is suspended."""
 _DEATHS_IN_A_ROW = 5
 """A worker that dies at once this many times in a row ends the run."""
 
@@ -146,10 +146,9 @@ class RunnerProcess:
             self._kill_if_suspended()
 
     def _kill_if_suspended(self, seconds: float = 0.0) -> None:
-        """Look each second whether the process is suspended, until it has ended or has been suspended long enough to be
-        killed.
+        """Check each second whether the process is suspended, until it has ended. Kill it if it stays suspended.
 
-        Looks are counted, because this process may be suspended too.
+        Checks are counted, because this process may be suspended too.
         """
         if self.ended.done():
             return
@@ -160,7 +159,7 @@ class RunnerProcess:
             self._failure = RunnerFailure(headline, headline, culprit_may_be_over=True)
             self.kill()
             return
-        self._loop.call_later(_LOOK_SECONDS, self._kill_if_suspended, seconds + _LOOK_SECONDS)
+        self._loop.call_later(_CHECK_SECONDS, self._kill_if_suspended, seconds + _CHECK_SECONDS)
 
     def terminate(self) -> None:
         """Request that the process cancels its work and ends (SIGTERM)."""
@@ -192,21 +191,21 @@ class RunnerProcess:
 
     def _take_reply(self, alive: Alive) -> None:
         """Start the liveness probe at the first reply, if there is a limit. Pass the reply on."""
+
+        def give_up(headline: str, stacks: str) -> None:
+            self._failure = RunnerFailure(headline, f"{stacks}{headline}", culprit_may_be_over=True)
+            self.kill()
+
         if self._probe is None and self._lock_seconds is not None:
             self._probe = LivenessProbe(
                 self.pid,
                 self._lock_seconds,
                 ping=lambda: self.send("ping"),
                 receive=self._child.deliver,
-                on_silence=self._give_up,
+                on_silence=give_up,
             )
         if self._probe is not None:
             self._probe.take_reply(alive)
-
-    def _give_up(self, headline: str, stacks: str) -> None:
-        """Kill the process, whose agent holds Python's lock."""
-        self._failure = RunnerFailure(headline, f"{stacks}{headline}", culprit_may_be_over=True)
-        self.kill()
 
     def _end(self, exit_code: asyncio.Future[int]) -> None:
         """End the rest of the process group, and publish how the process ended."""
@@ -256,14 +255,19 @@ class WorkerSupervisor:
         on_return: Callable[[int], Awaitable[None]],
         at_once_seconds: float = _AT_ONCE_SECONDS,
     ) -> None:
+        def stop_all(stopped: asyncio.Future[None]) -> None:
+            for process in self._processes.values():
+                if not process.ended.done():
+                    process.send("stop")
+
         self._launch, self._ready, self._stop = launch, ready, stop
         self._at_once_seconds = at_once_seconds
         self._on_loss, self._on_return = on_loss, on_return
         self._processes: dict[int, WorkerProcess] = {}
         self._cancelled = False
-        """Whether this object is ending the processes, so that the end of one is no loss."""
+        """Whether shutdown has begun, so that the end of a process is expected."""
         self._stopped = asyncio.ensure_future(stop.wait_async())
-        self._stopped.add_done_callback(lambda _: self._stop_all())
+        self._stopped.add_done_callback(stop_all)
         self._work = asyncio.create_task(self._keep_all(n_runners))
 
     async def wait(self) -> None:
@@ -304,7 +308,7 @@ class WorkerSupervisor:
         If several attempts were in flight and one of them is to blame, the next process begins with half as many, and
         so on until the culprit is alone.
         """
-        again, backoff = False, Backoff(most_seconds=float("inf"), quick_seconds=self._at_once_seconds)
+        again, backoff = False, Backoff(max_seconds=float("inf"), quick_seconds=self._at_once_seconds)
         at_most: int | None = None
         while True:
             process = self._processes[worker_id] = self._launch(worker_id)
@@ -339,11 +343,6 @@ class WorkerSupervisor:
         if await _first(asyncio.ensure_future(self._ready.wait_async()), unless=process.ended):
             process.send(begin)
         return await process.ended
-
-    def _stop_all(self) -> None:
-        for process in self._processes.values():
-            if not process.ended.done():
-                process.send("stop")
 
 
 async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -> bool:

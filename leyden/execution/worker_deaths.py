@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TypeGuard
 
 from leyden.errors import IllegalTransition, UnknownAttempt, UnknownRollout
 from leyden.store.base import LightningStore
-from leyden.types import AttemptedRollout, Rollout
+from leyden.types import AttemptedRollout
 
 
 async def end_attempts(
@@ -30,7 +29,8 @@ async def end_attempts(
     Return how many attempts were interrupted because any of them may be the culprit; 0 when the culprit is known.
     """
     rollouts = await store.query_rollouts(status_in=["preparing", "running"])
-    left = [rollout for rollout in rollouts if _is_left_by(rollout, worker_name)]
+    begun = [rollout for rollout in rollouts if isinstance(rollout, AttemptedRollout)]
+    left = [each for each in begun if each.attempt.worker_id == worker_name and not each.attempt.finished]
     if culprit is None and len(left) == 1 and one_is_to_blame:
         culprit = left[0].attempt.attempt_id
 
@@ -49,11 +49,3 @@ async def end_attempts(
 
     await asyncio.gather(*(end(rollout) for rollout in left))
     return 0 if culprit is not None else len(left)
-
-
-def _is_left_by(rollout: Rollout, worker_name: str) -> TypeGuard[AttemptedRollout]:
-    return (
-        isinstance(rollout, AttemptedRollout)
-        and rollout.attempt.worker_id == worker_name
-        and not rollout.attempt.finished
-    )

@@ -82,11 +82,6 @@ class PipeEnd:
         return PipeEnd, (self._incoming, self._outgoing)
 
 
-def _make_pipe(context: Any) -> tuple[PipeEnd, PipeEnd]:
-    to_child, from_child = context.Pipe(duplex=False), context.Pipe(duplex=False)
-    return PipeEnd(from_child[0], to_child[1]), PipeEnd(to_child[0], from_child[1])
-
-
 _parent_ends: weakref.WeakSet[PipeEnd] = weakref.WeakSet()
 """The pipes to the children of this process. A forked child closes its copies."""
 
@@ -117,7 +112,7 @@ class Backoff:
     """Pauses between restarts, which double while the child dies soon after its start."""
 
     first_seconds: float = 0.1
-    most_seconds: float = 10.0
+    max_seconds: float = 10.0
     quick_seconds: float = 1.0
     """A child that worked for less than this time counts as dead at once."""
     quick_deaths: int = 0
@@ -131,7 +126,7 @@ class Backoff:
         """
         if not excused:
             self.quick_deaths = self.quick_deaths + 1 if worked_seconds < self.quick_seconds else 0
-        return min(self.first_seconds * 2 ** max(0, self.quick_deaths - 1), self.most_seconds)
+        return min(self.first_seconds * 2 ** max(0, self.quick_deaths - 1), self.max_seconds)
 
 
 # ---- a Python function in a process of its own ---------------------------------------------------
@@ -216,7 +211,8 @@ class Child:
             either case.
         """
         context: Any = multiprocessing.get_context(start_method)
-        ours, theirs = _make_pipe(context)
+        to_child, from_child = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        ours, theirs = PipeEnd(from_child[0], to_child[1]), PipeEnd(to_child[0], from_child[1])
         _parent_ends.add(ours)
         self.connection = ours
         """This end of the pipes."""

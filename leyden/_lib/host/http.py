@@ -224,7 +224,8 @@ class SiteGuard:
         if fetched_by is not None:
             foreign = fetched_by not in _OWN_PAGE and not _follows_a_link(scope)
         else:
-            foreign = origin is not None and not _is_at(origin, host)
+            at = None if origin is None else origin.lower().partition(b"://")[2]  # a proxy may change the scheme
+            foreign = origin is not None and (host is None or at != host.lower())
         if foreign:
             page = "another site" if origin is None else repr(origin.decode("latin-1"))
             raise Refusal(
@@ -242,14 +243,6 @@ def _follows_a_link(scope: Mapping[str, Any]) -> bool:
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
     return opens and scope["method"] == "GET"
-
-
-def _is_at(origin: bytes, host: bytes | None) -> bool:
-    """Return whether an origin (`http://localhost:4747`) is at `host` (`localhost:4747`).
-
-    A proxy may have changed the scheme.
-    """
-    return host is not None and origin.lower().partition(b"://")[2] == host.lower()
 
 
 @lru_cache(maxsize=64)

@@ -145,7 +145,9 @@ class AttemptRunner:
         reading: the resources, which are read while the attempt is prepared.
         claimed: the time of the claim, from which `timeout_seconds` counts.
         """
-        agent, timeout = self.agent, _remaining_seconds(rollout, claimed)
+        agent, limit = self.agent, rollout.config.timeout_seconds
+        # by this machine's monotonic clock, because the store's may differ
+        timeout = None if limit is None else max(0.0, claimed + limit - time.monotonic())
         try:
             resources = _own_copy(await reading or {}, store_url=self.store.url)
             for recorder in self.recorders:
@@ -320,11 +322,3 @@ def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:
     return Outcome("failed", kind, error_line(error), error)
-
-
-def _remaining_seconds(rollout: AttemptedRollout, claimed: float) -> float | None:
-    """Return how long the agent may still take, by this machine's monotonic clock (`claimed`), because the store's
-    clock may differ.
-    """
-    limit = rollout.config.timeout_seconds
-    return None if limit is None else max(0.0, claimed + limit - time.monotonic())

@@ -317,17 +317,12 @@ class _RunningSet:
 
     async def room(self, concurrency: int, most_at_first: int | None) -> int:
         """Wait until at least one more attempt may start. Return how many may."""
-        while (room := self._room(concurrency, most_at_first)) < 1:
+        while True:
+            limit = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
+            if limit > len(self.tasks) and not self.failed.done():  # else the runner ends
+                return limit - len(self.tasks)
             self._changed.clear()
             await self._changed.wait()
-        return room
-
-    def _room(self, concurrency: int, most_at_first: int | None) -> int:
-        """Return how many attempts may start now."""
-        if self.failed.done():
-            return 0  # the runner ends
-        most = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
-        return most - len(self.tasks)
 
     async def drained(self) -> None:
         """Wait for all attempts. Raise the error that kept one from reporting its result."""
@@ -343,14 +338,12 @@ class _RunningSet:
         if task.cancelled():
             return
         if (error := task.exception()) is None:
-            self._count(task.result())
+            outcome = task.result()
+            self.ended += 1
+            self.completed += outcome.completed
+            self.succeeded += outcome.status == "succeeded"
         elif not self.failed.done():
             self.failed.set_exception(error)
-
-    def _count(self, outcome: Outcome) -> None:
-        self.ended += 1
-        self.completed += outcome.completed
-        self.succeeded += outcome.status == "succeeded"
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

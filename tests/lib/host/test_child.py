@@ -163,7 +163,7 @@ def test_a_child_that_is_still_starting_ends_with_its_parent() -> None:
 
 
 def test_pauses_double_while_children_die_at_once_and_begin_again_after_one_that_worked() -> None:
-    backoff = Backoff(first_seconds=0.1, most_seconds=0.5, quick_seconds=1.0)
+    backoff = Backoff(first_seconds=0.1, max_seconds=0.5, quick_seconds=1.0)
     assert [round(backoff.pause_after(0.0), 3) for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     assert backoff.quick_deaths == 5
     assert backoff.pause_after(0.0, excused=True) == 0.5

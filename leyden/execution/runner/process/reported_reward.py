@@ -37,12 +37,8 @@ def read_reward(text: str | bytes) -> Reward:
         if isinstance(value, Mapping) != (name == "rewards"):
             raise ValueError(f"{name} is {value!r:.100}")
         if name == "rewards":
-            return _named(cast(Mapping[str, Any], value))
+            rewards = cast(Mapping[str, Any], value)
+            if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
+                raise ValueError(f"of the rewards {sorted(rewards)} none is called {semconv.PRIMARY_REWARD!r}")
+            return rewards
     return as_number(value)
-
-
-def _named(rewards: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rewards. Raise ValueError if there are several and none is the primary one."""
-    if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
-        raise ValueError(f"of the rewards {sorted(rewards)} none is called {semconv.PRIMARY_REWARD!r}")
-    return rewards

@@ -93,7 +93,7 @@ class Supervisor:
         """Why the supervisor ends the program: "memory" or "request"; None: it ended by itself, or runs."""
         self._kill_at: float | None = None
         """The time at which SIGKILL follows SIGTERM; None if no signal was sent."""
-        self._look_at = 0.0
+        self._check_at = 0.0
         """The time of the next check of the memory."""
         self._memory_bytes = 0
         """The most resident memory that all processes had together, in bytes."""
@@ -110,7 +110,10 @@ class Supervisor:
         self._watch_runner()
         began = time.monotonic()
         seconds = None
-        while not self._childless and not self._has_waited_too_long():
+        # until killed processes have had their time to end
+        while not self._childless and (
+            self._kill_at is None or time.monotonic() <= self._kill_at + _UNKILLABLE_SECONDS
+        ):
             self._handle_events()
             self._reap()
             if seconds is None and self._status is not None:
@@ -204,7 +207,7 @@ class Supervisor:
         if self._kill_at is not None:
             return 1000 * max(self._kill_at - now, _KILL_AGAIN_SECONDS)
         if self._spec["memory_bytes"] is not None:
-            return 1000 * max(self._look_at - now, 0.0)
+            return 1000 * max(self._check_at - now, 0.0)
         return None
 
     def _read(self, fd: int) -> bool:
@@ -243,15 +246,17 @@ class Supervisor:
             self._childless = True
 
     def _take_due_steps(self) -> None:
-        """Do what is due now: check memory, send SIGTERM to what is left of the program, later SIGKILL.
+        """Run the due actions: check the memory limit, send SIGTERM to remaining processes, later SIGKILL.
 
-        Processes over their memory limit get SIGKILL at once.
+        Processes that together exceed the memory limit get SIGKILL at once.
         """
         now = time.monotonic()
         if self._kill_at is None:
-            if self._spec["memory_bytes"] is not None and now >= self._look_at:
-                self._look_at = now + _MEMORY_SECONDS
-                self._check_memory()
+            if self._spec["memory_bytes"] is not None and now >= self._check_at:
+                self._check_at = now + _MEMORY_SECONDS
+                self._memory_bytes = max(self._memory_bytes, held := sum(map(_resident_bytes, self._processes())))
+                if held > self._spec["memory_bytes"]:
+                    self._stop("memory")
             if not self._childless and (self._status is not None or self._cause is not None):
                 self._kill_at = now
                 if self._cause != "memory":
@@ -260,20 +265,10 @@ class Supervisor:
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
 
-    def _check_memory(self) -> None:
-        """Stop the program if its processes together use more memory than allowed."""
-        self._memory_bytes = max(self._memory_bytes, held := sum(map(_resident_bytes, self._processes())))
-        if held > self._spec["memory_bytes"]:
-            self._stop("memory")
-
     def _stop(self, cause: str) -> None:
         """Note why the program is ended, unless it has ended or is being ended already."""
         if self._status is None and self._cause is None:
             self._cause = cause
-
-    def _has_waited_too_long(self) -> bool:
-        """Return whether killed processes have not ended in time."""
-        return self._kill_at is not None and time.monotonic() > self._kill_at + _UNKILLABLE_SECONDS
 
     # ---- the program's processes -----------------------------------------------------------------
 
