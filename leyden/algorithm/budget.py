@@ -85,7 +85,6 @@ class Budget:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether nothing is limited."""
         return self.rollouts is None and self.seconds is None and not self.is_reserved
 
     @property
@@ -108,7 +107,6 @@ class Budget:
 
     @property
     def used_cost(self) -> float:
-        """The cost of the attempts that have ended."""
         return self._used_cost / _BILLIONTHS
 
     @property
@@ -140,7 +138,6 @@ class Budget:
         return min(counts, default=None)
 
     def _measures(self) -> list[_Account]:
-        """Return the accounts of tokens and of cost, each only if it is limited."""
         reserved, found = sum(self._reserved.values()), list[_Account]()
         if self.tokens is not None and self.tokens_per_attempt is not None:
             found.append(_Account("tokens", self.tokens, self.used_tokens, reserved, self.tokens_per_attempt))
@@ -169,7 +166,6 @@ class Budget:
 
     @property
     def spent(self) -> dict[str, float]:
-        """The amounts that are used so far, for `restore`."""
         here = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         seconds = self.earlier_seconds + here
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
@@ -272,7 +268,7 @@ class Budget:
         return Attempt.model_validate({**fixed, **ended})
 
     def _problem_with(self, attempt: Attempt, tokens: int) -> str | None:
-        """Return why an attempt has broken its own limits, so that the budget cannot be kept; None if it has not."""
+        """Return why an attempt has broken its own limits; None if it has not."""
         name = f"attempt {attempt.attempt_id} of {attempt.rollout_id}"
         if self.tokens_per_attempt is not None and tokens > self.tokens_per_attempt:
             return f"{name} took {tokens:,} tokens, more than tokens_per_attempt={self.tokens_per_attempt:,}"

@@ -101,9 +101,6 @@ def rollout_id_of(*content: Any) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return a pydantic model as JSON, with its class, and a number of any library as that number. Raise ValueError for
-    any other object.
-    """
     if isinstance(value, BaseModel):
         return [type(value).__name__, value.model_dump(mode="json")]
     return exact_number(value)
@@ -126,7 +123,6 @@ class CollectedRollout:
 
     @property
     def rollout_id(self) -> str:
-        """The rollout's id."""
         return self.rollout.rollout_id
 
     @property
@@ -198,7 +194,6 @@ class RolloutCollector:
 
     @property
     def store(self) -> LightningStore:
-        """The store in which rollouts are enqueued."""
         return self._store
 
     async def __aenter__(self) -> Self:
@@ -302,7 +297,6 @@ class RolloutCollector:
             await self._write_pins()
 
     async def _tell(self, rollout_ids: Sequence[str], seconds: float) -> None:
-        """Log which rollouts a collection waits for, and in which state they are."""
         shown = await self._store.query_rollouts(rollout_id_in=rollout_ids[:_NAMED])
         rest = len(rollout_ids) - len(shown)
         logger.info(
@@ -520,7 +514,6 @@ class RolloutCollector:
                     await self._charge_stored(rollout)
 
     async def _charge_stored(self, rollout: Rollout) -> None:
-        """Charge the budget with a rollout of this run that was in the store before."""
         attempts = await self._attempts_of(rollout)
         if rollout.finished:
             del self._unsent[rollout.rollout_id]
@@ -536,7 +529,6 @@ class RolloutCollector:
         return len(requests)
 
     def _give_up(self, requests: Iterable[EnqueueRolloutRequest]) -> None:
-        """Drop requests that were never enqueued, and uncount them in the budget."""
         dropped = {str(request.rollout_id) for request in requests} & self._unsent.keys()
         for rollout_id in dropped:
             del self._unsent[rollout_id]
@@ -572,7 +564,7 @@ class RolloutCollector:
         await self._settle([rollout for rollout in stored if rollout.finished])
 
     async def _settle(self, finished: Iterable[Rollout]) -> None:
-        """Count what finished rollouts have used, each once, and release the rest of their reservations."""
+        """Count the usage of finished rollouts, each once, and release the rest of their reservations."""
         for rollout in finished:
             if rollout.rollout_id in self._sent:
                 attempts = await self._attempts_of(rollout)
@@ -581,7 +573,6 @@ class RolloutCollector:
                 self._notify_freed()
 
     async def _attempts_of(self, rollout: Rollout) -> Sequence[Attempt]:
-        """Return all attempts of a rollout. The store is only asked if there are several."""
         if not isinstance(rollout, AttemptedRollout):
             return ()
         if rollout.attempt.sequence_id == 1:
@@ -667,7 +658,6 @@ class _Window:
 
 
 def _state(rollout: Rollout) -> str:
-    """Describe the state of an unfinished rollout in a few words."""
     if not isinstance(rollout, AttemptedRollout) or rollout.status in ("queuing", "requeuing"):
         return f"{rollout.rollout_id} {rollout.status}, and no runner has claimed it"
     attempt, limit = rollout.attempt, rollout.config.timeout_seconds

@@ -39,11 +39,9 @@ class FunctionalAlgorithm(Algorithm):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The decorated function."""
         return self._function
 
     def is_async(self) -> bool:
-        """Return whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self._function)
 
     def run(

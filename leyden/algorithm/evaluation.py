@@ -129,7 +129,6 @@ class EvaluationResult:
 
     @property
     def response_tokens(self) -> int:
-        """Tokens that the model wrote."""
         return sum(each.response_tokens for each in self.rollouts)
 
 
@@ -170,12 +169,10 @@ class Evaluation(Algorithm):
         self.uses_gateway = backend is not None or bool(self._models)
 
     def planned_resources(self) -> NamedResources:
-        """Return the given resources, and a placeholder for each model to evaluate."""
         planned = {name: ProxyLLM(endpoint="http://gateway/v1", model=model) for name, (model, _) in self._llms.items()}
         return {**self._resources, **planned}
 
     def trained_model(self) -> Any:
-        """Return the model that is measured, for the record of the run."""
         if self._backend is not None:
             return arguments_of(self._backend).get("model", self._backend.model_name)
         return self._models[0].model_name if self._models else None
@@ -215,9 +212,6 @@ class Evaluation(Algorithm):
         return result
 
     async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:
-        """Run every task `repeats` times with the given resources and return the rollouts, sorted by task and
-        repeat.
-        """
         run = self.get_run()
         places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
         requests = (self._request(tasks, place, resources_id) for place in places)
@@ -236,11 +230,6 @@ class Evaluation(Algorithm):
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
     def _request(self, tasks: Dataset[Any], place: tuple[int, int], resources_id: str) -> EnqueueRolloutRequest:
-        """Return the request for one rollout. Its id is derived from run, task and repeat, so that a resumed run finds
-        it.
-
-        place: (task index, repeat).
-        """
         task, repeat = place
         run_id = self.get_run().run_id
         return EnqueueRolloutRequest(
@@ -254,9 +243,7 @@ class Evaluation(Algorithm):
         )
 
     def _result(self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float) -> EvaluationResult:
-        """Return the estimates over tasks. Rollouts without a reward are left out of `reward` and count as 0 in
-        `reward_with_failures_as_zero`.
-        """
+        """Rollouts without a reward are left out of `reward` and count as 0 in `reward_with_failures_as_zero`."""
         by_task: dict[int, list[float | None]] = {}
         for each in rollouts:
             by_task.setdefault(each.task, []).append(each.reward)
@@ -315,10 +302,6 @@ def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> 
 
 
 def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:
-    """Return a collected rollout with counts of its tokens and model calls, without failed calls.
-
-    place: (task index, repeat).
-    """
     calls = [call for call in model_calls(result.spans) if not call.failed] if result.spans else []
     counts = [
         (len(call.tokens.prompt_ids), len(call.tokens.response_ids))

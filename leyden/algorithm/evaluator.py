@@ -91,7 +91,6 @@ class Scores:
 
     @property
     def failed(self) -> int:
-        """The number of rollouts without a reward."""
         return sum(score.failed for score in self.scores)
 
 
@@ -220,9 +219,7 @@ class Evaluator:
         mode: RolloutMode,
         metadata: dict[str, Any],
     ) -> EnqueueRolloutRequest:
-        """Return the request for one evaluation. Its id is derived from `identity` and the content, so that equal
-        evaluations share a rollout.
-        """
+        """Equal evaluations share a rollout, because its id is derived from `identity` and the content."""
         content = (resources.digest, mode, task, replica)
         return EnqueueRolloutRequest(
             rollout_id=rollout_id_of("evaluation", identity, *content),
@@ -260,7 +257,8 @@ class Evaluator:
             if not is_cut:
                 self._timed_out.update(unfinished)
             await self.collector.cancel(unfinished)
-            finished = await self._finished(list(left.values()))
+            stored = await self.collector.store.query_rollouts(rollout_id_in=unfinished)
+            finished = {rollout.rollout_id for rollout in stored if rollout.finished}
             places = [place for place, request in left.items() if request.rollout_id in finished]
             async for result in self.collector.collect([left[place] for place in places], keep_until=keep_until):
                 yield places[result.place], result
@@ -272,10 +270,6 @@ class Evaluator:
                 ) from None
             for place in others:
                 yield place, None
-
-    async def _finished(self, requests: Sequence[EnqueueRolloutRequest]) -> set[str]:
-        rollouts = await self.collector.store.query_rollouts(rollout_id_in=[str(each.rollout_id) for each in requests])
-        return {rollout.rollout_id for rollout in rollouts if rollout.finished}
 
     def _is_tried_again(self, result: CollectedRollout | None) -> bool:
         """Return whether to run a rollout again: it failed in another run, or was cancelled before it could have a
@@ -293,10 +287,6 @@ class Evaluator:
         return self.collector.budget.seconds_left == 0
 
     def _score(self, place: tuple[int, int], result: CollectedRollout | None) -> Score:
-        """Return the score of a rollout; a failed one has `failed_reward`.
-
-        place: (task, replica).
-        """
         reason = "not started at the deadline, or unfinished in another run"
         if result is not None:
             if result.status == "succeeded" and result.reward is not None:
@@ -307,10 +297,7 @@ class Evaluator:
     # ---- what a score depends on -----------------------------------------------------------------
 
     async def _identity(self, seconds: float | None) -> str:
-        """Return the agent's part of a rollout's id: its version, or the run's id if the version is unknown.
-
-        seconds: the longest wait for the first worker; None: the default of `ReportedVersion.read`.
-        """
+        """Return the agent's version, or the run's id if the version is unknown."""
         if self.agent_version is not None:
             return self.agent_version
         if (reported := await self._reported.read(seconds=seconds)) is not None:
@@ -338,9 +325,7 @@ class _DeadlinePassed(Exception):
 
 
 def _have_moved(stored: NamedResources, given: NamedResources) -> bool:
-    """Return whether a model has another address or key than in the store. A `gateway://` name does not count, because
-    the store knows its current address.
-    """
+    """A `gateway://` name has not moved, because the store knows its current address."""
     return any(
         isinstance(model, LLM) and not model.endpoint.startswith(GATEWAY_SCHEME) and stored[name] != model
         for name, model in given.items()

@@ -75,10 +75,6 @@ class _Counts:
 
 
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
-    """Log a line about an epoch under way.
-
-    epoch: its number, from 0.
-    """
     rewards = [reward for each in counts.values() for reward in each.rewards]
     mean = f"{mean_of(rewards):.3f}" if rewards else "none yet"
     mean += f" of {len(rewards)}" if 0 < len(rewards) < finished else ""
@@ -88,7 +84,6 @@ def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Coun
 
 
 def _warn_of_failures(finished: int, total: int, counts: dict[str, _Counts]) -> None:
-    """Warn if every rollout so far has failed."""
     reasons = sum((each.reasons for each in counts.values()), Counter[str]())
     if reasons.total() == finished:
         shown = "; ".join(f"{count} x {reason:.300}" for reason, count in reasons.most_common(3))
@@ -147,7 +142,6 @@ class Baseline(FastAlgorithm):
         self.span_verbosity: SpanVerbosity = span_verbosity
 
     def planned_resources(self) -> NamedResources:
-        """Return the initial resources, because rollouts get no others."""
         return self.get_initial_resources() or {}
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
@@ -218,12 +212,10 @@ class Baseline(FastAlgorithm):
                 run.report(counts[stage].metrics(), stage=stage, iteration=epoch + 1)
 
     def _rollout_id(self, epoch: int, place: int, task: Any) -> str | None:
-        """Return the id by which a resumed or restarted run finds the rollout; None if the run cannot be resumed."""
         run = self.get_run()
         return None if run.directory is None else rollout_id_at(run.run_id, epoch, place, as_json(task))
 
     def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
-        """Log a finished rollout, its spans as `span_verbosity` says, and what the adapter returns."""
         logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)
         if self.span_verbosity == "none" or not details.isEnabledFor(logging.INFO):
             return

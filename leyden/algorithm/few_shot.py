@@ -13,9 +13,8 @@ from leyden.adapter.chat_messages import message_text
 from leyden.algorithm.decorator import FunctionalAlgorithm, algo
 from leyden.algorithm.evaluator import Evaluator, Score
 from leyden.algorithm.prompts.candidate import names_to_improve
-from leyden.algorithm.prompts.comparison import compare
+from leyden.algorithm.prompts.comparison import PromptResult, compare
 from leyden.algorithm.prompts.records import best_label
-from leyden.algorithm.prompts.result import PromptResult
 from leyden.algorithm.prompts.texts import problem_with
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.types import LLM, PromptTemplate

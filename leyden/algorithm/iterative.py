@@ -205,9 +205,6 @@ class _Rollouts(Callback):
         self._released = 0
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Begin at the iteration that the run was resumed from. Let the runners claim rollouts, unless they have to
-        wait for the first request.
-        """
         self._released = loop.current_iter
         if not self._algorithm.holds_runners_until_request:
             self._algorithm.announce_ready()

@@ -87,7 +87,6 @@ class Replay(Algorithm):
         return self._backend is not None or bool(self._models)
 
     def planned_resources(self) -> NamedResources:
-        """Return the agent's resources."""
         return dict(self._resources)
 
     async def run(

@@ -62,7 +62,6 @@ class LegacyApp:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply to one HTTP request. Errors have the form of Agent Lightning 0.1, `{"detail": ...}`."""
         try:
             self._guard.check(scope)
             body = await self._reply(scope, receive)
@@ -81,10 +80,6 @@ class LegacyApp:
             await send_reply(send, body)
 
     async def _reply(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of the reply to a request.
-
-        Raise Refusal for an unknown path or method, _Invalid for a body that is no report.
-        """
         path = raw_path(scope).split("?")[0]
         if path == "/task":
             check_method(scope, "GET")
@@ -117,7 +112,6 @@ class LegacyApp:
 
 
 def _report(body: bytes) -> RolloutLegacy:
-    """Return the report in a request's body. Raise _Invalid, with each fault and its place."""
     try:
         report = RolloutLegacy.model_validate_json(body)
     except ValidationError as error:
@@ -137,7 +131,6 @@ class _Named(BaseModel):
 
 
 def _reward_faults(report: RolloutLegacy) -> list[dict[str, Any]]:
-    """Return a fault for each reward of the report that is no finite number."""
     rewards: list[tuple[list[str | int], float | None]] = [(["final_reward"], report.final_reward)]
     rewards += [(["triplets", index, "reward"], each.reward) for index, each in enumerate(report.triplets or ())]
     return [

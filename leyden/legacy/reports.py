@@ -42,7 +42,6 @@ class LegacyAgent(LitAgent[Any]):
         self.__qualname__ = getattr(agent, "__qualname__", type(agent).__name__)
 
     def is_async(self) -> bool:
-        """Return whether the wrapped agent has an asynchronous method."""
         return self.agent.is_async()
 
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
@@ -74,11 +73,9 @@ class LegacyAgent(LitAgent[Any]):
         self.agent.check_resources(resources)
 
     def set_trainer(self, trainer: Any) -> None:
-        """Give the wrapped agent its trainer."""
         self.agent.set_trainer(trainer)
 
     def set_runner(self, runner: Any) -> None:
-        """Give the wrapped agent its runner."""
         self.agent.set_runner(runner)
 
 

@@ -150,7 +150,6 @@ class AgentLightningServer(NamedOptions):
         return await self._tasks.take_all()
 
     def _start(self) -> None:
-        """Listen, and serve in a thread of the server's own. Do nothing if it is started."""
         if self._thread is not None:
             return
         try:

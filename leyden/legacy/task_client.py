@@ -43,7 +43,6 @@ class AgentLightningClient(NamedOptions):
         self._set_up(endpoint, poll_interval, timeout)
 
     def _set_up(self, endpoint: str, poll_interval: float, timeout: float) -> None:
-        """Check and set the options, without the DeprecationWarning of `__init__`."""
         if not endpoint.startswith(("http://", "https://", _LOCAL)):
             raise ConfigError(f"endpoint is {endpoint!r}; give the server's URL, such as http://127.0.0.1:8000")
         check_number("poll_interval", poll_interval, above=0)
@@ -99,7 +98,6 @@ class AgentLightningClient(NamedOptions):
         return await self._send_async("/rollout", rollout.model_dump_json().encode())
 
     def _found(self, reply: dict[str, Any] | None) -> Task | None:
-        """Return the task in a reply to `/task` and count it; None without one."""
         found = None if reply is None else TaskIfAny.model_validate(reply)
         if found is None or not found.is_available or found.task is None:
             logger.debug("no task yet; the next request is in %g s", self.poll_interval)
@@ -109,7 +107,6 @@ class AgentLightningClient(NamedOptions):
         return found.task
 
     def _kept(self, reply: dict[str, Any] | None) -> ResourcesUpdate | None:
-        """Return the resources in a reply, and keep them for later requests; None without a reply."""
         if reply is None:
             return None
         update = read_resources(reply)
@@ -117,7 +114,6 @@ class AgentLightningClient(NamedOptions):
         return update
 
     def _send(self, path: str, body: bytes | None = None) -> dict[str, Any] | None:
-        """Return the reply to a GET, or with a body to a POST; None if the request failed."""
         request = urllib.request.Request(self.endpoint + path, data=body, headers=_HEADERS)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as reply:
@@ -126,7 +122,6 @@ class AgentLightningClient(NamedOptions):
             return self._failed(path, error)
 
     async def _send_async(self, path: str, body: bytes | None = None) -> dict[str, Any] | None:
-        """Return the reply to a GET, or with a body to a POST; None if the request failed."""
         timeout = aiohttp.ClientTimeout(total=self.timeout)
         try:
             async with (
@@ -179,13 +174,11 @@ class DevTaskLoader(AgentLightningClient):
         )
 
     def poll_next_task(self) -> Task | None:
-        """Return the next task; after the last one, the first one again."""
         task = self._tasks[self.task_count % len(self._tasks)]
         self.task_count += 1
         return task
 
     async def poll_next_task_async(self) -> Task | None:
-        """Return the next task; after the last one, the first one again."""
         return self.poll_next_task()
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
@@ -197,24 +190,19 @@ class DevTaskLoader(AgentLightningClient):
         return self._resources_update
 
     async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return the loader's resources. Raise UnknownResources for another id."""
         return self.get_resources_by_id(resource_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
-        """Return the loader's resources, the same for every task."""
         return self._resources_update
 
     async def get_latest_resources_async(self) -> ResourcesUpdate | None:
-        """Return the loader's resources, the same for every task."""
         return self._resources_update
 
     def post_rollout(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
-        """Keep the report in `rollouts`."""
         self.rollouts.append(rollout)
         return {"status": "received", "rollout_id": rollout.rollout_id}
 
     async def post_rollout_async(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
-        """Keep the report in `rollouts`."""
         return self.post_rollout(rollout)
 
     def __repr__(self) -> str:

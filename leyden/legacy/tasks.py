@@ -240,7 +240,6 @@ class TaskQueue:
 
 
 def _task(rollout: AttemptedRollout) -> Task:
-    """Return a claimed rollout as the task of Agent Lightning 0.1 that its runners expect."""
     mode = cast(Any, rollout.mode if rollout.mode in _MODES else None)
     return Task(
         rollout_id=rollout.rollout_id,
@@ -273,7 +272,6 @@ def _without_proxy(resource: Any, attempted: AttemptedRollout | None) -> Any:
 
 
 def _spans(report: RolloutLegacy, rollout_id: str, attempt_id: str) -> list[Span]:
-    """Return the spans that record a report: one with the whole report, one with its reward, if any."""
     spans = [(REPORT, cast(Attributes, {REPORT_JSON: report.model_dump_json()}))]
     if report.final_reward is not None:
         spans.append((semconv.REWARD, reward_attributes({semconv.PRIMARY_REWARD: report.final_reward})))

@@ -48,19 +48,16 @@ class TrainerLegacy(NamedOptions, ABC):
 
     @property
     @abstractmethod
-    def n_runners(self) -> int:
-        """The number of runners."""
+    def n_runners(self) -> int: ...
 
     @property
     @abstractmethod
-    def max_rollouts(self) -> int | None:
-        """The number of rollouts after which each runner ends; None without a limit."""
+    def max_rollouts(self) -> int | None: ...
 
     @abstractmethod
     def fit(
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> RunSummary:
-        """Train the agent."""
+    ) -> RunSummary: ...
 
     @abstractmethod
     def _fit_served(self, client: AgentLightningClient, agent: LitAgent[Any]) -> RunSummary:

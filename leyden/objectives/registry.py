@@ -17,13 +17,11 @@ class Registered(Protocol):
     """An entry of a registry."""
 
     @property
-    def name(self) -> str:
-        """Return the name that users and other processes give."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def constants(self) -> type[Any]:
-        """Return the dataclass of the constants. No other entry has it."""
+        """The dataclass of the constants. No other entry has it."""
         ...
 
 
@@ -34,7 +32,6 @@ class Registry(dict[str, R]):
     """Entries by name, in the order of their registration."""
 
     def __init__(self, noun: str) -> None:
-        """noun: what messages call an entry, such as "loss"."""
         super().__init__()
         self._noun = noun
 

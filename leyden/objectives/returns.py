@@ -121,5 +121,4 @@ class RunningMoments:
         return {"mean": self.mean, "variance": self.variance, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
         self.mean, self.variance, self.count = float(state["mean"]), float(state["variance"]), int(state["count"])

@@ -42,11 +42,9 @@ class ArmTotals:
 
     @property
     def mean(self) -> float | None:
-        """The mean of the values; None if there are none."""
         return self.total / self.count if self.count else None
 
     def plus(self, value: float) -> ArmTotals:
-        """Return the totals after one more value."""
         return ArmTotals(self.count + 1, self.total + value)
 
 

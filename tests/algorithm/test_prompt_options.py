@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden.algorithm.prompts.components import name_to_improve
+from leyden.algorithm.prompts.candidate import name_to_improve
 from leyden.errors import ConfigError
 
 COUNTS = {

@@ -33,9 +33,8 @@ from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
 from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.policy_gradient.step_data import epoch_place
-from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
+from leyden.algorithm.prompts.candidate import Branch, Candidate, name_to_improve, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
-from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser, check_counts, check_texts, gather_all
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
@@ -247,7 +246,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return {} if search.best is None else {"reward": self._mean(search.best, self._sample), **own}
 
     async def save(self, path: Path) -> None:
-        """Write the state of the search, and what the budget has spent, to a checkpoint."""
         state = {"search": self._search.as_json(), "spent": self.collector.budget.spent}
         (path / _STATE).write_text(json.dumps(state))
 
@@ -339,10 +337,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     # ---- one round -------------------------------------------------------------------------------
 
     def _affordable_runs(self, iteration: int) -> int:
-        """Return how many candidates the budget allows in all stages of this round together, at its highest cost.
+        """Return how many candidates the budget allows in all stages of this round together, at their mean cost so far.
 
-        From the tokens and the cost that are left, the number of rollouts is estimated by the mean so far. The decision
-        is written to the journal, so that a resumed round has as many candidates as before.
+        The decision is written to the journal, so that a resumed round has as many candidates as before.
         """
         wanted, left = self.candidates_per_stage * self.stages_per_round, self.collector.budget.rollouts_expected
         if left is None:
@@ -357,9 +354,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return [epoch_place(len(self._train), turn, self.seed) for turn in range(start, start + count)]
 
     async def _rewrite(self, iteration: int, n_branches: int) -> int:
-        """Let the reflection models rewrite the candidates in the beam, and add the new candidates. Return their
-        number.
-        """
         search = self._search
         if not search.train[0]:
             await self._try_to_measure(0, "train", self._turns(0, self._costs.first), iteration)
@@ -372,10 +366,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return sum(search.add(child, parent) for child, parent in pairs if child is not None)
 
     async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
-        """Run the candidates that look best, in stages, and make the best of them the next beam. Return the numbers of
-        all that were chosen to run.
-
-        n_runs: the most candidates that may run in all stages together.
+        """Run the candidates that look best, at most `n_runs` in all stages, and make the best of them the next beam.
+        Return the numbers of all.
         """
         search, ran = self._search, dict[int, None]()
         for stage, start in enumerate(range(0, n_runs, self.candidates_per_stage)):
@@ -388,8 +380,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return list(ran)
 
     def _batch(self, iteration: int, stage: int) -> list[int]:
-        """Return the training tasks of a stage: some whose runs the round's critics have read, because an edit shows
-        there first what it is worth, and new ones.
+        """Return some training tasks whose runs the round's critics have read, because an edit shows there first what
+        it is worth, and new ones.
         """
         size = self._costs.gradient
         n_read = size * 2 // 3
@@ -416,7 +408,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return drawn
 
     async def _add_joined(self, joined: Joined, branch: Branch) -> int:
-        """Return the number of the candidate with the joined prompts; add it if there is none."""
         search, parent = self._search, joined.parent
         version = await self.publish(search.candidates[parent])
         candidate = joined.candidate(search, branch, (version.resources_id, version.version))
@@ -424,10 +415,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return [each.key for each in search.candidates].index(candidate.key)
 
     def _read(self, place: Branch, parent: int) -> list[int]:
-        """Choose the training tasks whose runs the critic of a branch reads, and count them as read. Return the tasks.
-
-        parent: the number of the candidate that ran them.
-        """
+        """Return the training tasks whose runs by `parent` a branch's critic reads, and count them as read."""
         highest = self.reward_range[1] if self.reward_range and self._is_in_range else None
         tasks = self._search.worst_tasks(parent, self.critic_runs, f"{self.seed}/{place}", highest=highest)
         counts = self._search.read[parent]
@@ -435,7 +423,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return tasks
 
     async def _branch(self, place: Branch, parent: int, tasks: Sequence[int]) -> Candidate | None:
-        """Rewrite a prompt of a candidate after its runs on these tasks; None if no prompt can be used."""
         search, candidate = self._search, self._search.candidates[parent]
         slot = place.round * self.beam_width * self.branch_factor + place.branch
         successes = search.successes() if len(self._names) > 1 else {}
@@ -458,10 +445,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             return None
 
     async def _try_to_measure(self, place: int, mode: RolloutMode, tasks: Sequence[int], iteration: int) -> bool:
-        """Measure a candidate on tasks for which it has no reward yet. Return whether the budget was enough.
-
-        place: the candidate's number.
-        """
+        """Measure a candidate on tasks for which it has no reward yet. Return whether the budget was enough."""
         data, rewards = (self._train, self._search.train) if mode == "train" else (self._val, self._search.val)
         missing = [task for task in dict.fromkeys(tasks) if task not in rewards[place]]
         if not missing:
@@ -479,10 +463,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return True
 
     async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
-        """Compare the candidate that looks best with the best one so far on validation tasks, and accept it if it is
-        still ahead. Record the round's candidates.
-
-        drawn: the candidates that ran in this round.
+        """Compare the candidate that looks best with the best one so far on validation tasks. Accept it if it is still
+        ahead.
         """
         search, before = self._search, self._search.best
         leader = search.ranked(search.measured)[0]
@@ -504,11 +486,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         await self.accept(self._search.candidates[place])
 
     async def _record(self, round_: int, places: Sequence[int]) -> None:
-        """Write the records of a round's candidates to the store, each with its expected reward and its number of tasks
-        so far.
-
-        places: the numbers of the candidates.
-        """
         search, values = self._search, self._search.bounded_values()
         records = [
             record_of(
@@ -529,19 +506,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return mean_of(rewards[task] for task in tasks)
 
     def _end(self, iteration: int, why: str, metrics: Metrics | None = None) -> Metrics:
-        """End the run after this round, with the best prompts so far. Return the round's metrics.
-
-        why: the reason, for the log.
-        """
         logger.warning("the run ends after round %d with its best prompt: %s", iteration + 1, why)
         self._loop.stop()
         return metrics or self._metrics()
 
     def _report(self, iteration: int, n_new: int) -> None:
-        """Log warnings about a round that went wrong. Raise ReflectionFailed if every reflection call failed.
-
-        n_new: the number of new prompts.
-        """
         counts = self._reflector.counts
         warnings = reflection_warnings(iteration + 1, counts, n_new)
         if not self._has_warned and (ignored := ignored_warning(self._search, self._names)):

@@ -41,7 +41,6 @@ class RequestTemplate:
             raise ConfigError(f"the request {str(path)!r} lacks or does not know ${wrong[0]}; its fields are {names}")
 
     def fill(self, **values: object) -> str:
-        """Return the request with the values of its fields."""
         return self._template.substitute(values)
 
 

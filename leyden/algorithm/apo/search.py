@@ -40,12 +40,10 @@ class Search:
 
     @property
     def known(self) -> set[str]:
-        """The keys of all candidates."""
         return {candidate.key for candidate in self.candidates}
 
     @property
     def measured(self) -> list[int]:
-        """The numbers of the candidates that have a reward."""
         return [place for place in range(len(self.candidates)) if self.train[place] or self.val[place]]
 
     @property
@@ -107,7 +105,6 @@ class Search:
         return model.expected_rewards()[self.best]
 
     def values(self) -> list[float]:
-        """Return the expected mean reward of each candidate, given all rewards so far."""
         return self.effects().expected_rewards()
 
     def bounded_values(self) -> list[float]:

@@ -112,5 +112,4 @@ class PromptWriter:
 
 
 def _kept_at(place: Branch | None, purpose: str, parent: Candidate) -> str:
-    """Return the key under which the journal keeps an answer; empty if it is not kept."""
     return "" if place is None else f"{place}/{purpose}/{parent.key}"

@@ -204,7 +204,6 @@ class _Reflection:
         return [(proposal, self) for proposal in proposals]
 
     def _request(self, prompt: str, records: Sequence[Mapping[str, Any]]) -> Request:
-        """Return the request to rewrite a prompt after reading examples, in the words of `gepa`."""
         question = self._signature.prompt_renderer(
             {
                 "current_instruction_doc": prompt,

@@ -26,14 +26,12 @@ from leyden.algorithm.gepa.adapter import Item, Proposal, ReflectionTask, Texts
 from leyden.algorithm.gepa.bridge import Bridge, Stopped
 from leyden.algorithm.gepa.race import Race, common_stages, stages
 from leyden.algorithm.own_metrics import means_of
-from leyden.algorithm.prompts.candidate import Branch, Candidate, names_to_improve
-from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
-from leyden.algorithm.prompts.components import name_to_improve
+from leyden.algorithm.prompts.candidate import Branch, Candidate, name_to_improve, names_to_improve
+from leyden.algorithm.prompts.comparison import Comparison, PromptResult, compare
 from leyden.algorithm.prompts.prompt_optimiser import PromptOptimiser, check_counts, check_texts, gather_all
 from leyden.algorithm.prompts.proposed_prompts import proposed_prompt
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
-from leyden.algorithm.prompts.result import PromptResult
 from leyden.algorithm.prompts.texts import braced, placeholders_of
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.statistics import EffectModel
@@ -196,7 +194,6 @@ class GEPA(PromptOptimiser):
         )
 
     def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Check the data sets, and reset the state of the search."""
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("GEPA needs tasks to learn from; pass a train_dataset with at least one")
         if val_dataset is None or not len(val_dataset):
@@ -226,9 +223,7 @@ class GEPA(PromptOptimiser):
         """For each prompt's name: the number of its rewritings, and of those whose candidate beat its parent."""
 
     async def _search_and_choose(self) -> None:
-        """Search, and then choose the best candidate. The search cannot spend the rollouts with which the leader is
-        measured on the rest of the validation set, because they are reserved.
-        """
+        """The search cannot spend the rollouts that measure the leader on the rest of the validation set."""
         budget = self.collector.budget
         reserved = 0
         if budget.rollouts is not None and self.candidate_selection == "leader":
@@ -245,10 +240,8 @@ class GEPA(PromptOptimiser):
                 logger.warning("the best prompts are not measured on the whole validation set: %s", error)
 
     async def _choose(self, leader: Candidate) -> None:
-        """Accept the candidate with the highest expected reward, and write its record to the store.
-
-        The candidate is measured on the whole validation set first, if the budget allows that. With the new rewards,
-        another candidate may have the highest expected reward, and is measured next.
+        """Accept the candidate with the highest expected reward. It is measured on the whole validation set before, if
+        the budget allows that. With the new rewards another one may be ahead, and is measured next.
         """
         candidates = {each.key: each for each in self._candidates.values()}
         for key, found in self._all_rewards.items():  # races have stopped some of them
@@ -274,9 +267,7 @@ class GEPA(PromptOptimiser):
     async def _record(
         self, number: int, candidate: Candidate, comparison: Comparison | None, *, accepted: bool
     ) -> None:
-        """Write the record of a measured candidate to the store.
-
-        number: of the record, which orders the history of the run.
+        """number: orders the history of the run.
         comparison: with the best candidate before it; None if there was none.
         """
         rewards = self._rewards[candidate.key]
@@ -292,7 +283,6 @@ class GEPA(PromptOptimiser):
         await self.record(number, [record])
 
     async def _search(self) -> None:
-        """Run the search of the package `gepa` in a thread, until it ends or the budget is spent."""
         bridge = Bridge(asyncio.get_running_loop())
         thread = asyncio.ensure_future(asyncio.to_thread(self._run_package, bridge))
         try:
@@ -306,9 +296,6 @@ class GEPA(PromptOptimiser):
             raise bridge.error
 
     def _run_package(self, bridge: Bridge) -> None:
-        """Run the search of the package `gepa` in the calling thread, until it ends or is stopped. It calls the
-        algorithm's event loop through `bridge`.
-        """
         try:
             adapter.optimise(
                 self,
@@ -332,23 +319,16 @@ class GEPA(PromptOptimiser):
     # ---- what the package calls ------------------------------------------------------------------
 
     def prompt(self, texts: Texts, name: str) -> PromptTemplate:
-        """Return one prompt of a candidate as a template."""
         return self._candidate(texts).prompts[name]
 
     def component(self) -> str:
-        """Return the name of the prompt to rewrite next with `component_selection="success"`."""
         self._choices += 1
         return name_to_improve(self._names, self._edits, self._choices - 1, f"{self.seed}/{self._choices}")
 
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]:
-        """Return the scores of each candidate on its tasks. All rollouts run at the same time."""
         return await gather_all([self._scores(self._candidate(texts), tasks) for texts, tasks in items])
 
     async def reflect(self, jobs: Sequence[ReflectionTask]) -> list[str | None]:
-        """Return the new text for each job; None if the model wrote none that can be used.
-
-        Raise ReflectionFailed if all reflection calls of several steps in a row have failed.
-        """
         self._reflector.counts = counts = ReflectionCounts()
         found = await gather_all([self._rewrite(job, place) for place, job in enumerate(jobs)])
         if counts.errors:
@@ -368,7 +348,6 @@ class GEPA(PromptOptimiser):
         return await gather_all([self._validated(proposal) for proposal in proposals])
 
     def leader(self) -> Texts:
-        """Return the best candidate so far."""
         return self._texts(self._best or self._first)
 
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None:
@@ -384,7 +363,10 @@ class GEPA(PromptOptimiser):
             self._parents[candidate.key] = [self._pool[each].key for each in parents]
         self._pool.append(candidate)
         self._rewards[candidate.key] = dict(rewards)
-        is_best = before is None or _is_better(self._rewards, candidate, before)
+        is_best = before is None
+        if before is not None:  # on the tasks on which both were measured
+            of_best = self._rewards[before.key]
+            is_best = sum(reward - of_best[task] for task, reward in rewards.items() if task in of_best) > 0
         comparison = None
         if is_best:
             await self.accept(candidate)
@@ -394,10 +376,6 @@ class GEPA(PromptOptimiser):
         await self._record(len(self._pool) - 1, candidate, comparison, accepted=is_best)
 
     async def end_step(self, step: int) -> None:
-        """Report the metrics of a step.
-
-        step: its number, from 1.
-        """
         self._step = step
         best = self._best
         reward = {} if best is None else {"reward": _mean(self._rewards[best.key])}
@@ -407,17 +385,12 @@ class GEPA(PromptOptimiser):
         self._reflector.counts, self._own = ReflectionCounts(), []
 
     def is_over(self, step: int) -> bool:
-        """Return whether the search ends after step `step`."""
         return step >= self.max_steps or self.collector.budget.seconds_left == 0
 
     # ---- one candidate ---------------------------------------------------------------------------
 
     async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
-        """Return the candidate's scores on tasks, in order, and remember its rewards. If a reward is out of range, stop
-        testing in races, because the test relies on the range.
-
-        items: tasks of one data set.
-        """
+        """Without its range of rewards, the test of races is not valid: the first reward outside of it ends testing."""
         mode = items[0].mode
         tasks = [(self._train if mode == "train" else self._val)[item.index] for item in items]
         found = await self.evaluator.evaluate(
@@ -434,11 +407,7 @@ class GEPA(PromptOptimiser):
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
-        """Return a new text of a prompt by the reflection model; None if no answer can be used. Register the new
-        candidate as a child of the job's candidate.
-
-        place: the index of the job within the step, a part of the key under which the journal keeps the answer.
-        """
+        """Return a new text of a prompt; None if no answer can be used. The answer's key in the journal has `place`."""
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
         question = f"{job.request.text}\n\n{self._rules(prompt)}"
 
@@ -466,11 +435,10 @@ class GEPA(PromptOptimiser):
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
-        """Measure a proposal on validation tasks, stage by stage, against the best candidate. Return the tasks on which
-        it was measured; None if it has lost its race.
+        """Measure a proposal in a race against the best candidate. Return the tasks on which it was measured;
+        None if it has lost.
 
-        Without a race, measure nothing and return all tasks, on which the package `gepa` then measures it. The proposal
-        counts as a successful edit in any case.
+        Without a race, return all tasks, on which the package `gepa` then measures it.
         """
         candidate = self._candidate(proposal.texts)
         before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
@@ -535,12 +503,10 @@ class GEPA(PromptOptimiser):
         return dict(zip(edits, model.expected_rewards(), strict=True))
 
     def _count_edit(self, name: str, written: int, better: int) -> None:
-        """Count edits of a prompt: how many were written, and how many were better."""
         before = self._edits.get(name, (0, 0))
         self._edits[name] = (before[0] + written, before[1] + better)
 
     def _rules(self, prompt: PromptTemplate) -> str:
-        """Return the rules for a new text of a prompt, which end each reflection request."""
         placeholders = braced(placeholders_of(prompt), prompt)
         keep = f"Keep exactly these placeholders, and add none: {placeholders}. " if placeholders != "none" else ""
         return (
@@ -557,9 +523,7 @@ class GEPA(PromptOptimiser):
         return "\x1f".join(texts[name] for name in self._names)
 
     def _candidate(self, texts: Texts) -> Candidate:
-        """Return the candidate with these texts. Make it if it is new, because the package has merged two
-        candidates.
-        """
+        """Return the candidate with these texts; a new one if the package has merged two candidates."""
         found = self._candidates.get(self._key(texts))
         if found is None:
             prompts = {
@@ -571,21 +535,11 @@ class GEPA(PromptOptimiser):
         return found
 
 
-def _is_better(rewards: Mapping[str, Rewards], candidate: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate has a higher mean reward than another on the tasks on which both were measured.
-
-    rewards: by the candidate's key, then by task.
-    """
-    mine, others = rewards[candidate.key], rewards[other.key]
-    return sum(mine[task] - others[task] for task in mine.keys() & others.keys()) > 0
-
-
 def _mean(rewards: Mapping[int, float]) -> float:
     return mean_of(rewards.values())
 
 
 def _request_template(path: Path) -> str:
-    """Return the reflection request in a file. Raise ConfigError if the file cannot be read, or lacks a field."""
     try:
         text = path.read_text("utf-8")
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts.texts import shown_text
 from leyden.algorithm.usage import calls_with
-from leyden.types import PromptTemplate, Span, find_reward_spans, get_rewards_from_span, semconv
+from leyden.types import PromptTemplate, find_reward_spans, get_rewards_from_span, semconv
 
 
 def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
@@ -33,7 +33,9 @@ def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
     feedback = [f"The reward is {figure(score.reward)}."]
     if len(rewards := objective_rewards(score)) > 1:
         feedback.append("Its parts: " + ", ".join(f"{name} {figure(each)}" for name, each in rewards.items()) + ".")
-    feedback += [shown_text(str(span.attributes.get(semconv.MESSAGE_BODY, ""))) for span in spans if _is_message(span)]
+    feedback += [
+        shown_text(str(span.attributes.get(semconv.MESSAGE_BODY, ""))) for span in spans if span.name == semconv.MESSAGE
+    ]
     if score.reason is not None:
         feedback.append(f"The run failed: {shown_text(score.reason)}")
     return {
@@ -41,7 +43,9 @@ def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
             "task": shown_text(task if isinstance(task, str) else as_json(task)),
             **_conversation(calls, prompt),
         },
-        "Generated Outputs": "\n".join(shown_text(_answer(call)) for call in calls)
+        "Generated Outputs": "\n".join(
+            shown_text("\n".join(_text(message) for message in call.output_messages)) for call in calls
+        )
         or "(no call of a model was recorded)",
         "Feedback": "\n".join(feedback),
     }
@@ -74,22 +78,12 @@ def objective_scores(scores: Sequence[Score], known: dict[str, None], failed_rew
 
 
 def _conversation(calls: Sequence[ModelCallView], prompt: PromptTemplate) -> dict[str, str]:
-    """Return the text of the last call's messages under the key "messages", without system messages and the prompt
-    itself. Return an empty dict if nothing is left.
-    """
+    """Leave out system messages, and the prompt itself."""
     messages = calls[-1].input_messages if calls else []
     texts = [_text(message) for message in messages if message.get("role") not in ("system", "developer")]
     lines = [shown_text(text) for text in texts if text and text.strip() != prompt.template.strip()]
     return {"messages": "\n".join(lines)} if lines else {}
 
 
-def _answer(call: ModelCallView) -> str:
-    return "\n".join(_text(message) for message in call.output_messages)
-
-
 def _text(message: Json) -> str:
     return message_text(message.get("content"))
-
-
-def _is_message(span: Span) -> bool:
-    return span.name == semconv.MESSAGE

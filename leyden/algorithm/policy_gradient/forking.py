@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from leyden.adapter import replayed_calls
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.forks import fork_requests, fork_returns
-from leyden.algorithm.policy_gradient.step_data import Group, RolloutData, has_signal
+from leyden.algorithm.policy_gradient.step_data import Group, has_signal
 from leyden.objectives.advantages import Advantages
 from leyden.training import Metrics
 from leyden.types import EnqueueRolloutRequest
@@ -33,7 +33,6 @@ class ForkCounts:
     numbered their calls."""
 
     def metrics(self) -> Metrics:
-        """Return the metrics of a step whose rollouts are forked."""
         return {"forks": self.forks, "fork_calls": self.live_calls, "diverged_forks": len(self.diverged)}
 
 
@@ -69,13 +68,9 @@ def add_returns(
         rollout_id: found for (rollout_id, _), found in fork_returns(finished, failure_reward=failed_reward).items()
     }
     for rollout in group.rollouts:
-        counts.unnumbered += not rollout.call_indices and _n_calls(rollout) > 1
+        counts.unnumbered += not rollout.call_indices and sum(len(each.call_spans) for each in rollout.trajectories) > 1
         if (found := returns.get(rollout.rollout_id)) is None:
             continue
         counts.diverged += found.diverged
         place_of = {index: place for place, index in enumerate(rollout.call_indices)}
         rollout.forked_returns = {place_of[index]: values for index, values in found.by_call.items()}
-
-
-def _n_calls(rollout: RolloutData) -> int:
-    return sum(len(trajectory.call_spans) for trajectory in rollout.trajectories)

@@ -170,12 +170,10 @@ class PolicyAlgorithm(IterativeAlgorithm):
     # ---- the loop's points -----------------------------------------------------------------------
 
     def planned_resources(self) -> NamedResources:
-        """Return the initial resources, and the policy under `resource_name`."""
         llm = ProxyLLM(endpoint="http://gateway/v1", model=self.backend.model_name)
         return {**(self.get_initial_resources() or {}), self.resource_name: llm}
 
     def trained_model(self) -> Any:
-        """Return the model that the backend was made with."""
         return arguments_of(self.backend).get("model", self.backend.model_name)
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
@@ -251,7 +249,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return None
 
     async def load(self, path: Path) -> None:
-        """Restore the policy's weights, optimizer and random state from a checkpoint."""
         await self.backend.load_state(path)
         if (proxy := self.get_llm_proxy()) is not None:
             self._note_version(proxy)
@@ -266,9 +263,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await self.backend.save_pretrained(directory / "model")
 
     # ---- for subclasses --------------------------------------------------------------------------
-
-    def _optim_at(self, iteration: int) -> OptimParams:
-        return self._scaled(self.optim, iteration)
 
     def _scaled(self, optim: OptimParams, iteration: int) -> OptimParams:
         """Return options with the learning rates that the schedule gives them in one step."""
@@ -287,7 +281,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self, batches: Iterable[Sequence[TrainingSequence]], loss: Loss, iteration: int
     ) -> dict[str, Any]:
         """Make an optimizer step on each batch, publish the weights, and return metrics."""
-        optim = self._optim_at(iteration)
+        optim = self._scaled(self.optim, iteration)
         results: list[ForwardBackwardResult] = []
         grad_norms: list[float] = []
         for batch in batches:

@@ -439,7 +439,8 @@ class PolicyGradient(PolicyAlgorithm):
         self._next_group += new
         while True:
             taken = await stream.take(count)
-            if not all(_failed_before(result) for group in taken for result in group.results):
+            results = [result for group in taken for result in group.results]
+            if not all(each is not None and each.cached and each.status in ("failed", "cancelled") for each in results):
                 return taken
             numbers = [group.number for group in taken]
             self._generations |= {number: self._generations.get(number, 0) + 1 for number in numbers}
@@ -545,7 +546,3 @@ class PolicyGradient(PolicyAlgorithm):
             yield from minibatches(
                 data.trained, size=size, seed=self.seed, step=iteration, epoch=epoch, weighting=weighting
             )
-
-
-def _failed_before(result: CollectedRollout | None) -> bool:
-    return result is not None and result.cached and result.status in ("failed", "cancelled")

@@ -160,7 +160,9 @@ class SignalWatch:
         if symptom != self._symptom:
             self._symptom, self._first_step, self._due = symptom, step, _PATIENCE
         if found is not None:
-            self._newest = self._warning(step, found, answers)
+            steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
+            causes = f" Usual causes: {', '.join(found.causes)}." if found.causes else ""
+            self._newest = f"{steps}: {found.description}.{causes}{_shown(answers)}"
         lasted = step - self._first_step + 1
         if symptom is not None and lasted >= self._due:
             self._due = 2 * lasted
@@ -239,21 +241,14 @@ class SignalWatch:
             causes = ["a max_tokens that is too small", "a model that does not end its answers"]
             return _Symptom("cut", f"all {answers.n:,} answers were cut by max_tokens{limit}", causes)
         if flat and rewards:
-            symptom = _flat(rewards, n_groups, answers, solved=self._is_at_its_best())
+            best = max(self._rewards)
+            is_at_its_best = self._rewards[-1] >= best - 1e-9 * abs(best) > self._rewards[0]
+            symptom = _flat(rewards, n_groups, answers, solved=is_at_its_best)
             fall = self._fall()
             return (
                 symptom if fall is None else symptom._replace(description=f"{symptom.description}; {fall}", causes=[])
             )
         return None
-
-    def _is_at_its_best(self) -> bool:
-        best = max(self._rewards)
-        return self._rewards[-1] >= best - 1e-9 * abs(best) > self._rewards[0]
-
-    def _warning(self, step: int, symptom: _Symptom, answers: Answers) -> str:
-        steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
-        causes = f" Usual causes: {', '.join(symptom.causes)}." if symptom.causes else ""
-        return f"{steps}: {symptom.description}.{causes}{_shown(answers)}"
 
     def _unmoved(self, answers: Answers) -> str:
         """Return the warning that the reward has not moved."""

@@ -54,7 +54,6 @@ class Journal:
             os.truncate(path, len(whole))
 
     def get(self, place: str) -> str | None:
-        """Return the recorded answer at a place, or None."""
         return self._answers.get(place)
 
     def fault(self, place: str) -> str:

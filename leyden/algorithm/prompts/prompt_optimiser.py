@@ -22,11 +22,10 @@ from leyden.algorithm.algorithm import Algorithm, Dataset
 from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Evaluator, Score
 from leyden.algorithm.prompts.candidate import Candidate
-from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
+from leyden.algorithm.prompts.comparison import Comparison, PromptResult, Rewards, compare
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.records import CandidateRecord, best_label, read_best, record_round
 from leyden.algorithm.prompts.reflector import Reflector
-from leyden.algorithm.prompts.result import PromptResult
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.training.runs import open_run
 from leyden.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate

@@ -36,7 +36,6 @@ Start runners in other processes: LitAgentRunner on LightningStoreClient("http:/
 
 
 def _arguments() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m leyden.algorithm.verl",
         description="Train with verl, and serve the store and the gateway that runners connect to.",
@@ -59,7 +58,6 @@ def _arguments() -> argparse.Namespace:
 
 
 async def _train(arguments: argparse.Namespace) -> None:
-    """Serve the store and the gateway, and train with verl until it ends."""
     algorithm = VERL(arguments.config, overrides=arguments.overrides)
     token = os.environ.get("LEYDEN_STORE_TOKEN")
     folder: Path = arguments.run_dir

@@ -253,7 +253,6 @@ class AgentModeDaemon:
         self._tasks, self.made = (), None
 
     def _result(self, mode: RolloutMode) -> RolloutBatch:
-        """Return the finished batch. Raise ConfigError if there is none of this mode."""
         if self.made is None or self._batch_mode != mode:
             raise ConfigError(
                 f"the daemon has no finished batch of {mode!r}; call set_up_data_and_server and run_until_all_finished"
@@ -393,7 +392,6 @@ class AgentModeDaemon:
         ]
 
     async def _require_runner(self, rollout_ids: Sequence[str]) -> None:
-        """Raise ConfigError if no runner has started any of these rollouts."""
         page = await self._collector.store.query_rollouts(rollout_id_in=rollout_ids)
         if all(rollout.status == "queuing" for rollout in page):
             named = ", ".join(rollout_ids[:_NAMED]) + (", ..." if len(rollout_ids) > _NAMED else "")

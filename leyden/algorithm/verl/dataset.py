@@ -72,7 +72,6 @@ class AgentDataset(LoadedDataset):
 
 
 def _read(file: Path) -> list[Any]:
-    """Return the tasks of a JSONL or Parquet file. Raise ConfigError if it is missing or empty."""
     if not file.is_file():
         raise ConfigError(
             f"the data set {file} does not exist; data.train_files and data.val_files name JSONL or Parquet files"
@@ -98,7 +97,6 @@ def _json_lines(file: Path) -> Iterator[Any]:
 
 
 def _parquet(file: Path) -> Iterator[Any]:
-    """Yield each row of a Parquet file as a dict. Raise ConfigError if it cannot be read."""
     parquet = import_optional("pyarrow.parquet", extra="export", needed_by="AgentDataset")
     try:
         yield from parquet.read_table(file).to_pylist()

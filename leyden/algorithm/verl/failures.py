@@ -82,7 +82,6 @@ def _in(step: int | None) -> str:
 
 
 def _first_death(servers: Sequence[Any]) -> RayActorError | None:
-    """Return the error of the first server that is dead; None if all are alive or busy."""
     for server in servers:
         try:
             ray.get(server.__ray_ready__.remote(), timeout=_PING_SECONDS)
@@ -97,7 +96,11 @@ def _describe(error: RayError, logs: Path | None) -> str:
     process = _process_of(error)
     lines, source = (process.traceback, "traceback") if process.traceback else (_log_of(process, logs), "log")
     where = f" (pid {process.pid} on {process.ip})" if process.pid else ""
-    last = "\n".join(lines[-_LAST_LINES:]) or _where_to_look(process)
+    last = "\n".join(lines[-_LAST_LINES:]) or (
+        "(Ray does not say which process it was; look at the logs in Ray's session folder)"
+        if process.pid is None
+        else f"(none here; look for worker-*-{process.pid}.err in Ray's session folder on {process.ip})"
+    )
     return f"{process.name}{where} {process.reason}; the last lines of its {source}:\n{last}"
 
 
@@ -141,9 +144,3 @@ def _log_of(process: _Process, logs: Path | None) -> list[str]:
 def _last_lines(file: Path) -> list[str]:
     with file.open(errors="replace") as lines:
         return [_COLOUR.sub("", line).rstrip() for line in deque(lines, maxlen=2 * _LAST_LINES)]
-
-
-def _where_to_look(process: _Process) -> str:
-    if process.pid is None:
-        return "(Ray does not say which process it was; look at the logs in Ray's session folder)"
-    return f"(none here; look for worker-*-{process.pid}.err in Ray's session folder on {process.ip})"

@@ -66,7 +66,6 @@ class EngineServer:
         return address
 
     async def stop(self) -> None:
-        """Stop serving."""
         if self._backend is not None:
             await self._backend.stop()
 
@@ -172,7 +171,6 @@ def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> Sa
 
 
 def server_name(replica_rank: int) -> str:
-    """Return the name of a replica's actor."""
     return f"leyden_engine_server_{replica_rank}"
 
 
@@ -222,14 +220,12 @@ class ServerAdapter(BaseRollout):
             name.replace(".base_layer.", "."): weight.detach().to("cpu", torch.float32).clone()
             for name, weight in weights
         }
-        rank, size = torch.distributed.get_rank(), self._replica_size()
+        config = self.config
+        size = config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size
+        rank = torch.distributed.get_rank()
         if rank % size:
             return
         lora = dict(peft_config) if peft_config and base_sync_done else None
         unknown = await ray.get_actor(server_name(rank // size)).set_weights.remote(gathered, global_steps, lora)
         if unknown:
             raise RuntimeError(f"the engine 'leyden' has no weights called {', '.join(unknown[:5])}")
-
-    def _replica_size(self) -> int:
-        config = self.config
-        return config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size

@@ -60,12 +60,10 @@ class VERL(Algorithm):
         self.trainer_cls, self.daemon_cls = trainer_cls, daemon_cls or AgentModeDaemon
 
     def planned_resources(self) -> NamedResources:
-        """Return the initial resources, and the policy under `leyden.resource_name`."""
         llm = ProxyLLM(endpoint="http://gateway/v1", model=str(self.config.actor_rollout_ref.model.path))
         return {**(self.get_initial_resources() or {}), str(self.config.leyden.resource_name): llm}
 
     def trained_model(self) -> Any:
-        """Return the model that is trained, `actor_rollout_ref.model.path`."""
         return str(self.config.actor_rollout_ref.model.path)
 
     def get_client(self) -> AgentLightningClient:

@@ -215,7 +215,6 @@ def _set(config: Any, key: str, value: Any) -> None:
 
 
 def _has(config: Any, name: str) -> bool:
-    """Return whether a configuration has a dotted key, even one without a value."""
     omegaconf = _import("omegaconf")
     parent, _, last = name.rpartition(".")
     try:
@@ -226,7 +225,6 @@ def _has(config: Any, name: str) -> bool:
 
 
 def _unknown(config: Any, name: str) -> str:
-    """Return the message about an unknown key, with the nearest known one."""
     omegaconf = _import("omegaconf")
     known = [key for key, _ in _flat(omegaconf.OmegaConf.to_container(config, resolve=False))]
     sections = {key.rpartition(".")[0] for key in known}
@@ -277,7 +275,6 @@ def _check_unused(config: Any, untouched: Mapping[str, Any]) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

@@ -79,7 +79,6 @@ def run_ppo(
 
 
 def _train(trainer: Any, daemon: AgentModeDaemon, loop_manager: Any) -> None:
-    """Set up verl's trainer and the daemon, train until it ends, and close verl's loggers."""
     trainer.init()
     tokenizer = trainer.tokenizer
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -186,10 +185,7 @@ def _check_address(address: str) -> None:
 
 
 def _start_ray(options: dict[str, Any]) -> None:
-    """Call `ray.init`, and call it again if Ray's own processes time out.
-
-    Raise ConfigError if Ray cannot be started.
-    """
+    """Call `ray.init` again if Ray's own processes time out."""
     import ray
 
     for left in reversed(range(_RAY_STARTS)):
@@ -224,7 +220,6 @@ def _bytecode() -> Generator[None]:
 
 @contextmanager
 def _queue(config: Any) -> Generator[None]:
-    """Open TransferQueue during the block."""
     import transfer_queue
 
     transfer_queue.init(config.transfer_queue)

@@ -188,7 +188,6 @@ class AgentLightningTrainer(PPOTrainerSync):
         return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
-        """Compute verl's metrics, and report them with the daemon's in the run."""
         super()._compute_metrics(batch, metrics, *args, **options)
         if self._report is not None:
             own = {name: value for name, value in _numbers(metrics).items() if not name.startswith(("val-", "leyden/"))}
@@ -206,7 +205,6 @@ class AgentLightningTrainer(PPOTrainerSync):
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
-    """Return the values that are numbers, as floats."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
         try:

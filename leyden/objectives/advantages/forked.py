@@ -49,7 +49,6 @@ class VinePPOAdvantages(GroupAdvantages):
 
     @property
     def forks_per_call(self) -> int:
-        """`n_forks`, the forks at each chosen call."""
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
@@ -76,7 +75,6 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
 
 
 def _mean_of_others(rollouts: Sequence[RolloutRewards]) -> list[float]:
-    """Return, for each rollout, the mean reward of the other rollouts of its group, shape (R,)."""
     found = [0.0] * len(rollouts)
     for places in members(rollouts).values():
         for place in places:

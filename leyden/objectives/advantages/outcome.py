@@ -106,7 +106,6 @@ class ReinforcePPAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """2 with a group baseline, else 1."""
         return 2 if self.group_baseline else 1
 
 
@@ -138,7 +137,6 @@ def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> Adv
 
 
 def _by_group(rollouts: Sequence[RolloutRewards], compare: Callable[[list[float]], list[float]]) -> list[float]:
-    """Apply `compare` to the rewards of each group, and return its results in the order of the rollouts."""
     advantages_R = [0.0] * len(rollouts)
     for places in members(rollouts).values():
         found = compare([rollouts[place].reward for place in places])

@@ -15,7 +15,6 @@ def mean(values_R: Sequence[float]) -> float:
 
 
 def centred(values_R: Sequence[float]) -> list[float]:
-    """Return the values less their mean."""
     middle = mean(values_R)
     return [value - middle for value in values_R]
 

@@ -49,13 +49,11 @@ class PPOLoss(PolicyLoss):
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """The columns of the KL penalty, of importance sampling and of the critic, if in use."""
         critic = ("returns", "values") if self.value_coefficient else ()
         return columns_in_use(self) + critic
 
     @property
     def uses_values(self) -> bool:
-        """Whether there is a critic's term."""
         return self.value_coefficient > 0
 
 

@@ -30,7 +30,6 @@ class ValueLoss(Loss):
 
     @property
     def uses_values(self) -> bool:
-        """True: the loss reads the value head's estimates."""
         return True
 
 

@@ -44,12 +44,10 @@ class PolicyLoss(Loss):
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """The columns of the KL penalty and of importance sampling, if they are in use."""
         return columns_in_use(self)
 
     @property
     def uses_entropies(self) -> bool:
-        """Whether there is an entropy term."""
         return self.entropy_coefficient != 0
 
 

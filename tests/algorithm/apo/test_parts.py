@@ -20,9 +20,8 @@ from leyden.algorithm.apo.search import Search
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.evaluation import Estimate
 from leyden.algorithm.evaluator import Score
-from leyden.algorithm.prompts.candidate import Branch, Candidate
+from leyden.algorithm.prompts.candidate import Branch, Candidate, name_to_improve
 from leyden.algorithm.prompts.comparison import Comparison, compare
-from leyden.algorithm.prompts.components import name_to_improve
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import problem_with, rollouts_as_text
 from leyden.errors import CheckpointError, ConfigError
