@@ -257,7 +257,7 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return an attempt that stands for one finished model call that the algorithm made with a client of its own,
+        """Return an attempt that stands for one finished model call that the algorithm made with its own client,
         past the gateway. Its price is unknown, so it costs `cost_per_attempt`. Pass the attempt to `settle`.
 
         key: the key of the reservation.

@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 _READ_TOGETHER = 256
 """How many rollouts' spans are read in one call."""
 _RELEASE_TOGETHER = 100
-"""Consumed rollouts are unpinned together once there are so many, and as many as half of the needed ones."""
+"""Unpin consumed rollouts in batches of at least this size, and at least half of the rollouts still pinned."""
 _CANCEL_TOGETHER = 16
 """How many rollouts are cancelled at a time."""
 _REST_SECONDS_EACH = 25e-6
 """The pause between two waits, for each pending rollout. A wait begins with a check of all of them, which takes about a
 tenth of this, so checks take a tenth of the time at most."""
 _SILENCE_SECONDS = 60.0
-"""After so many seconds without a result, and after twice as long each further time, a collection logs which rollouts
+"""After this many seconds without a result, and after twice as long each further time, a collection logs which rollouts
 it waits for."""
 _NAMED = 5
 """How many unfinished rollouts such a message names."""
@@ -536,7 +536,7 @@ class RolloutCollector:
         self.budget.give_back(len(dropped))
 
     async def _wait_for_room(self, attempts: int, timeout: float) -> None:
-        """Wait until there may be room for so many attempts, at most `timeout` seconds.
+        """Wait until there may be room for the attempts, at most `timeout` seconds.
 
         Raise BudgetExceeded if there is no room, and no attempt is running that could make room.
         """

@@ -92,6 +92,6 @@ def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
         @algo
         async def search(*, store, initial_resources, train_dataset): ...
 
-    Raise ConfigError for a parameter that is none of those that `FunctionalAlgorithm` lists and has no default.
+    Raise ConfigError for a parameter without a default that `FunctionalAlgorithm` does not list.
     """
     return FunctionalAlgorithm(function)

@@ -40,8 +40,8 @@ _PROGRESS_SECONDS = 1.0
 _RESAMPLES = 2000
 """Resamples of the bootstrap for one interval."""
 _CONFIDENCE = 0.95
-_MOST_TIMES = 10
-"""With n simultaneous intervals, each has n times as many resamples, but at most so many times."""
+_MAX_TIMES = 10
+"""With n simultaneous intervals, each has n times as many resamples, but at most this many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Estimate:
     """Lower end of the interval; None for a single task, which shows no spread."""
     high: float | None
     method: str
-    """The method by which the interval was computed: `Wilson`, `bootstrap`, or `none`."""
+    """How the interval was computed: `Wilson`, `bootstrap`, or `none`."""
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -284,7 +284,7 @@ def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Esti
     outside = (1 - _CONFIDENCE) / n_compared
     if all(len(of_task) == 1 and of_task[0] in (0.0, 1.0) for of_task in rewards):
         return Estimate(mean, *wilson_interval(mean, n, confidence=1 - outside), "Wilson")
-    numbers, resamples = random.Random(0), _RESAMPLES * min(n_compared, _MOST_TIMES)
+    numbers, resamples = random.Random(0), _RESAMPLES * min(n_compared, _MAX_TIMES)
     resampled = sorted(mean_of(numbers.choices(means, k=n)) for _ in range(resamples))
     cut = round(outside / 2 * resamples)
     return Estimate(mean, resampled[cut], resampled[-cut - 1], "bootstrap")

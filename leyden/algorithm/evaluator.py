@@ -61,7 +61,7 @@ class Score:
 
     @property
     def failed(self) -> bool:
-        """Whether the rollout has no reward of its own."""
+        """Whether the rollout has no reward itself."""
         return self.reason is not None
 
     @property

@@ -37,7 +37,7 @@ details = logging.getLogger(f"{__name__}.details")
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """The stages in the order in which an epoch reports them: a train row ends the iteration."""
 _EARLY = 16
-"""Warn at once if so many rollouts all fail at the start, because the run's summary would come too late."""
+"""Warn at once if the first this many rollouts all fail, because the run's summary would come too late."""
 _PROGRESS_SECONDS = 0.1
 """The time between two reports of progress. A report takes longer than the other work on a result, so not every result
 is reported."""

@@ -1,6 +1,6 @@
 """Fork recorded rollouts, and estimate the advantages of single model calls from the forks.
 
-A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The mean return of such
+A fork repeats the first k model calls of a rollout from its record, and samples the rest again. The mean return of such
 forks estimates the value of the state before call k, and the difference of two values is an advantage (VinePPO,
 arXiv:2410.01679, section 4). The environment needs no support for that, but the agent's own code, including its tools,
 must be deterministic: a fork whose requests differ from the record is left out, and counted.

@@ -46,7 +46,7 @@ class ServedTasks(FastAlgorithm):
                 done += 1
                 number = numbers[task.rollout_id] = numbers.get(task.rollout_id, 0) + 1
                 # The same task may come again: from a server that got no report in time, or from a
-                # list of tasks (DevTaskLoader) that starts anew. Each time is a rollout of its own.
+                # list of tasks (DevTaskLoader) that starts again. Each time is a rollout of its own.
                 rollout_id = task.rollout_id if number == 1 else f"{task.rollout_id}#{number}"
                 group.create_task(self._run_one(task, rollout_id, update)).add_done_callback(lambda _: slots.release())
         return done

@@ -16,16 +16,16 @@ from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.types import NamedResources, PromptTemplate, Span
 
-_LEAST_CHARACTERS = 12
+_MIN_CHARACTERS = 12
 """A shorter piece of a template is found in many messages by chance."""
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Marks that Jinja and POML replace."""
-_LEAST_ROLLOUTS = 8
-"""If so many rollouts have model calls, and none contains the prompt, the agent ignores it."""
-_MOST_ROLLOUTS = 32
+_MIN_ROLLOUTS = 8
+"""If this many rollouts have model calls, and none contains the prompt, the agent ignores it."""
+_MAX_ROLLOUTS = 32
 """How many rollouts are read for each text of a prompt."""
-_LEAST_ROLLOUTS_OF_NEW_TEXT = 4
-"""If so many rollouts do not contain a new text of a prompt, and most rollouts with another text contain that one, the
+_MIN_ROLLOUTS_OF_NEW_TEXT = 4
+"""If this many rollouts lack a new text of a prompt, and most rollouts with another text contain that text, the
 agent ignores the prompt."""
 
 
@@ -43,7 +43,7 @@ def fixed_pieces(prompt: PromptTemplate) -> list[str]:
             return []
     else:
         pieces = _OTHER_ENGINES.split(prompt.template)
-    return [piece for piece in map(_single_spaced, pieces) if len(piece) >= _LEAST_CHARACTERS]
+    return [piece for piece in map(_single_spaced, pieces) if len(piece) >= _MIN_CHARACTERS]
 
 
 def calls_with(prompt: PromptTemplate, calls: Sequence[ModelCallView]) -> list[ModelCallView]:
@@ -108,7 +108,7 @@ class PromptUsage:
         for name, prompt in resources.items():
             if isinstance(prompt, PromptTemplate) and (names is None or name in names) and fixed_pieces(prompt):
                 count = self._counts.setdefault(name, {}).setdefault(prompt.template, _Count())
-                if count.rollouts < _MOST_ROLLOUTS:
+                if count.rollouts < _MAX_ROLLOUTS:
                     yield prompt, count
 
     def _warnings(self) -> list[str]:
@@ -136,8 +136,8 @@ def _rollouts_that_ignore(counts: Mapping[str, _Count]) -> int:
     """
     total, used = sum(count.rollouts for count in counts.values()), sum(count.used for count in counts.values())
     if used == 0:
-        return total if total >= _LEAST_ROLLOUTS else 0
+        return total if total >= _MIN_ROLLOUTS else 0
     is_usual = any(2 * count.used > count.rollouts for count in counts.values())
     unused = [count.rollouts for count in counts.values() if count.used == 0]
     most = max(unused, default=0)
-    return most if is_usual and most >= _LEAST_ROLLOUTS_OF_NEW_TEXT else 0
+    return most if is_usual and most >= _MIN_ROLLOUTS_OF_NEW_TEXT else 0

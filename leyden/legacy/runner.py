@@ -1,6 +1,6 @@
 """`LegacyAgentRunner`: a worker of Agent Lightning 0.1.
 
-A LitAgentRunner runs each task in a store of its own in memory, so hooks, tracing, checks and threads work as in any
+A LitAgentRunner runs each task in a separate store in memory, so hooks, tracing, checks and threads work as in any
 run. Its record then becomes the report.
 """
 
@@ -81,7 +81,7 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         return done
 
     async def _report(self, task: Task, update: ResourcesUpdate) -> RolloutLegacy:
-        """Run a task with these resources in a store of its own, and return the report."""
+        """Run a task with these resources in a separate store, and return the report."""
         runner = LitAgentRunner[object](self.tracer, concurrency=1, max_rollouts=1)
         async with InMemoryLightningStore() as store:
             await store.add_resources(update.resources, resources_id=update.resources_id)

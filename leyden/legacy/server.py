@@ -119,7 +119,7 @@ class AgentLightningServer(NamedOptions):
     ) -> str:
         """Queue a task for a client and return its id.
 
-        resources_id: the resources of the task; None: those that are the latest now.
+        resources_id: the resources of the task; None: the latest ones now.
         Raise UnknownResources if the store lacks them.
         """
         return await self._tasks.add(sample, mode, resources_id, metadata)

@@ -57,7 +57,7 @@ class TaskQueue:
     """The server's operations, on any event loop.
 
     task_timeout_seconds: a task is queued again if no report has come this long after its claim.
-    recorder: the gateway; each claimed task then has resources of its own, in which a ProxyLLM becomes the LLM of that
+    recorder: the gateway; each claimed task then has separate resources, in which a ProxyLLM becomes the LLM of that
         attempt.
     """
 

@@ -20,7 +20,7 @@ from leyden.types import PromptTemplate
 
 _PRICE = 0.08
 """The price of an edit of mean length, in standard deviations of all rewards."""
-_MOST_ADDED = 2
+_MAX_ADDED = 2
 """The largest number of edits that a prompt gets at once, so that few useless ones come in."""
 
 
@@ -73,9 +73,9 @@ def edit_prices(search: Search, deviation: float) -> dict[int, float]:
 
 
 def join_edits(
-    search: Search, place: int, effects: Effects, prices: Mapping[int, float], *, max_characters: int
+    search: Search, index: int, effects: Effects, prices: Mapping[int, float], *, max_characters: int
 ) -> Joined:
-    """Return the prompts of the candidate `place` without the edits whose effect is below their price, and with at most
+    """Return the prompts of the candidate `index` without the edits whose effect is below their price, and with at most
     two other edits, those whose effect is the most above it.
 
     An edit is neither added nor removed if that does not fit the text, or makes a prompt that cannot be used.
@@ -83,7 +83,7 @@ def join_edits(
     max_characters: the largest number of characters of a prompt.
     """
     gains = {edit: effects.edits[edit] - price for edit, price in prices.items()}
-    edits, prompts = list(search.edits[place]), dict(search.candidates[place].prompts)
+    edits, prompts = list(search.edits[index]), dict(search.candidates[index].prompts)
 
     def put(edit: int, *, undo: bool) -> bool:
         """Add an edit to the prompts, or remove it if `undo`; return whether that is possible."""
@@ -98,12 +98,12 @@ def join_edits(
     for edit in sorted(edits, key=gains.__getitem__):
         if gains[edit] < 0 and put(edit, undo=True):
             edits.remove(edit)
-    n_most = len(edits) + _MOST_ADDED
-    for edit in sorted(gains.keys() - search.edits[place], key=lambda edit: (-gains[edit], edit)):
-        if len(edits) < n_most and gains[edit] > 0 and put(edit, undo=False):
+    max_edits = len(edits) + _MAX_ADDED
+    for edit in sorted(gains.keys() - search.edits[index], key=lambda edit: (-gains[edit], edit)):
+        if len(edits) < max_edits and gains[edit] > 0 and put(edit, undo=False):
             edits.append(edit)
     if not edits:  # the user's prompts, to the letter: an edit that is undone may leave other white space
         prompts = dict(search.candidates[0].prompts)
-    has_run = search.train[place] or search.val[place]
-    parent = place if has_run else search.parents[place]
+    has_run = search.train[index] or search.val[index]
+    parent = index if has_run else search.parents[index]
     return Joined(parent or 0, tuple(sorted(edits)), prompts)

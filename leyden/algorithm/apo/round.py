@@ -10,8 +10,8 @@ from leyden.algorithm.own_metrics import means_of
 from leyden.algorithm.prompts.comparison import Comparison
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 
-_ENOUGH = 8
-"""If different candidates have equal rewards on the same task so often, it is no coincidence."""
+_MIN_EQUAL = 8
+"""Equal rewards of different candidates on the same task are no coincidence from this number on."""
 
 
 @dataclass(slots=True)
@@ -59,12 +59,12 @@ def ignored_warning(search: Search, names: Sequence[str]) -> str | None:
     names: the names of the prompts to improve.
     """
     by_task: dict[tuple[str, int], list[float]] = {}
-    for place in search.measured:
-        for task, reward in search.rewards(place).items():
+    for index in search.measured:
+        for task, reward in search.rewards(index).items():
             by_task.setdefault(task, []).append(reward)
     shared = {task: found for task, found in by_task.items() if len(found) > 1}
     differ = any(len(set(found)) > 1 for found in shared.values())
-    if differ or sum(len(found) - 1 for found in shared.values()) < _ENOUGH:
+    if differ or sum(len(found) - 1 for found in shared.values()) < _MIN_EQUAL:
         return None
     return (
         f"all {len(search.measured)} prompts have equal rewards, on each of {len(shared)} tasks: check that the agent "

@@ -44,12 +44,12 @@ class Search:
 
     @property
     def measured(self) -> list[int]:
-        return [place for place in range(len(self.candidates)) if self.train[place] or self.val[place]]
+        return [index for index in range(len(self.candidates)) if self.train[index] or self.val[index]]
 
     @property
     def written(self) -> list[int]:
         """The numbers of the edits: of the candidates that a model wrote, other than joined ones."""
-        return [place for place, edits in enumerate(self.edits) if place in edits]
+        return [index for index, edits in enumerate(self.edits) if index in edits]
 
     def change(self, edit: int) -> tuple[str, str, str]:
         """Return the name of the prompt that an edit changes, and the prompt's text before and after the edit."""
@@ -74,10 +74,10 @@ class Search:
             self.val.append({})
         return is_new
 
-    def rewards(self, place: int) -> dict[tuple[str, int], float]:
+    def rewards(self, index: int) -> dict[tuple[str, int], float]:
         """Return all rewards of a candidate, by kind ("train" or "val") and task."""
         kinds = (("train", self.train), ("val", self.val))
-        return {(kind, task): reward for kind, by_place in kinds for task, reward in by_place[place].items()}
+        return {(kind, task): reward for kind, by_index in kinds for task, reward in by_index[index].items()}
 
     def effects(self) -> EffectModel:
         """Return the linear model of what each edit adds to the reward, fitted to all rewards so far. It is only fitted
@@ -111,28 +111,28 @@ class Search:
         """Return the values of the candidates within the range of all rewards so far, which the linear model does not
         know.
         """
-        seen = [reward for place in self.measured for reward in self.rewards(place).values()]
+        seen = [reward for index in self.measured for reward in self.rewards(index).values()]
         return [min(max(value, min(seen)), max(seen)) for value in self.values()]
 
-    def ranked(self, places: Sequence[int]) -> list[int]:
+    def ranked(self, indices: Sequence[int]) -> list[int]:
         """Return the numbers of candidates, sorted by their expected reward, the highest first."""
         values = self.values()
-        return sorted(places, key=lambda place: -values[place])
+        return sorted(indices, key=lambda index: -values[index])
 
-    def worst_tasks(self, place: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
+    def worst_tasks(self, index: int, count: int, seed: str, *, highest: float | None = None) -> list[int]:
         """Return the `count` training tasks of which a critic reads a candidate's runs: of those below the highest
         reward, the ones that the fewest critics have read, the lowest rewards first; equal ones in random order.
 
         If it has the highest reward on every task, return none, because a critic would have to guess.
         highest: the highest possible reward; None: the highest one so far, if rewards differ.
         """
-        rewards, known = self.train[place], {reward for each in (*self.train, *self.val) for reward in each.values()}
+        rewards, known = self.train[index], {reward for each in (*self.train, *self.val) for reward in each.values()}
         if highest is None and len(known) > 1:
             highest = max(known)
         if not rewards or (highest is not None and min(rewards.values()) >= highest):
             return []
         shuffled = random.Random(seed).sample(sorted(rewards), len(rewards))
-        read, top = self.read[place], math.inf if highest is None else highest
+        read, top = self.read[index], math.inf if highest is None else highest
         return sorted(shuffled, key=lambda task: (rewards[task] >= top, read.get(task, 0), rewards[task]))[:count]
 
     def successes(self) -> dict[str, tuple[int, int]]:
@@ -142,7 +142,7 @@ class Search:
         counts: dict[str, tuple[int, int]] = {}
         if self.measured:
             effects = self.effects().expected.edits
-            for edit in sorted({edit for place in self.measured for edit in self.edits[place]}):
+            for edit in sorted({edit for index in self.measured for edit in self.edits[index]}):
                 name = self.candidates[edit].edited or ""
                 ran, helped = counts.get(name, (0, 0))
                 counts[name] = (ran + 1, helped + (effects[edit] > 0))

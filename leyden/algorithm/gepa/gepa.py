@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _MODEL = "gpt-5-mini"
 _FAILED_STEPS = 3
-"""The run ends after so many steps in a row in which all reflection calls failed."""
+"""The run ends after this many steps in a row in which all reflection calls failed."""
 
 
 class GEPA(PromptOptimiser):

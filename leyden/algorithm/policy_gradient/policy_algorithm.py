@@ -214,7 +214,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return isinstance(self.backend, IsolatedBackend)
 
     async def _start_backend(self, proxy: LLMProxy) -> None:
-        """Start the policy. If the gateway is reserved, start it in the policy's process."""
         if not (proxy.is_reserved and isinstance(self.backend, IsolatedBackend)):
             return await self.backend.start()
         await proxy.leave()  # a process from before a restart of the algorithm
@@ -265,8 +264,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
     # ---- for subclasses --------------------------------------------------------------------------
 
     def _scaled(self, optim: OptimParams, iteration: int) -> OptimParams:
-        """Return options with the learning rates that the schedule gives them in one step."""
-
         def at(rate: float) -> float:
             return learning_rate_at(iteration, self.max_iters, rate, **self._schedule)
 
@@ -280,7 +277,6 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def _optimise(
         self, batches: Iterable[Sequence[TrainingSequence]], loss: Loss, iteration: int
     ) -> dict[str, Any]:
-        """Make an optimizer step on each batch, publish the weights, and return metrics."""
         optim = self._scaled(self.optim, iteration)
         results: list[ForwardBackwardResult] = []
         grad_norms: list[float] = []
@@ -308,8 +304,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
     async def _publish_weights(self) -> int:
         """Let sampling use the trained weights, and return their version.
 
-        If the sampler has its own copy of the weights, the gateway first holds new calls back and waits for running
-        ones. So every call has one version, which its record shows.
+        A sampler with its own copy of the weights must be idle meanwhile, so that every call has one version.
         """
         if self.backend.capabilities.shared_weights:
             return await self.backend.publish_weights()
@@ -337,11 +332,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     def _request(
         self, mode: RolloutMode, iteration: int, place: int | str, task: Any, *, generation: int = 0, **changes: Any
     ) -> EnqueueRolloutRequest:
-        """Return the request of one rollout of a step.
-
-        iteration, place: the step, and the rollout's place in it, from which its id is derived.
+        """iteration, place: the step, and the rollout's place in it, from which its id is derived.
         generation: counts how often the rollout was replaced by a new one at the same place.
-        changes: fields of the request to replace, by name.
         """
         place_in_run = [mode, iteration, place, *([generation] if generation else [])]
         request = EnqueueRolloutRequest(
@@ -425,7 +417,6 @@ def make_reference(backend: PolicyBackend) -> PolicyBackend:
 
 
 def _no_backend(algorithm: str, given: object) -> str:
-    """Return the error message for an object that is no backend, with the remedy."""
     kind = type(given).__name__
     if isinstance(given, str | Path):
         return f"backend is {str(given)!r}; a model needs a backend that runs it: {algorithm}(IsolatedBackend({str(given)!r}))"

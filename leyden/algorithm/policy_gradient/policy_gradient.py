@@ -184,7 +184,7 @@ class PolicyGradient(PolicyAlgorithm):
         """The step at which each group was enqueued, by the group's number, for the groups that were under way when the
         loaded checkpoint was written."""
         self._generations: dict[int, int] = {}
-        """How often a group was sampled anew, by its number; missing groups never were."""
+        """How often a group was sampled again, by its number; a missing group never was."""
         self._stream: GroupStream | None = None
         self._warned_of_split_turns = self._warned_of_forks = False
 
@@ -295,9 +295,7 @@ class PolicyGradient(PolicyAlgorithm):
         return isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
 
     def _checked_reference(self, given: PolicyBackend | None) -> PolicyBackend | None:
-        """Return the frozen policy: the given one, or a new one if a term needs it, else None. Raise ConfigError for
-        one that no term needs.
-        """
+        """Return the frozen policy, a new one if a term needs it. Raise ConfigError for one that no term needs."""
         is_needed = self.kl_in_reward > 0 or "reference_logprobs" in find_loss(self.loss).columns_of(self.loss)
         if not is_needed and given is not None:
             raise ConfigError(
@@ -307,9 +305,7 @@ class PolicyGradient(PolicyAlgorithm):
         return given if given is not None or not is_needed else make_reference(self.backend)
 
     def _checked_critic(self, given: PolicyBackend | None) -> PolicyBackend | None:
-        """Return the backend that estimates values, or None if the estimator needs none. Raise ConfigError for a critic
-        that is not needed, has no value head, or does not fit the loss.
-        """
+        """Raise ConfigError for a critic that is not needed, has no value head, or does not fit the loss."""
         if not self.advantages.uses_values:
             if given is not None:
                 raise ConfigError(
@@ -334,7 +330,6 @@ class PolicyGradient(PolicyAlgorithm):
         return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))
 
     def _warn_of_split_turns(self, counts: RolloutCounts) -> None:
-        """Log once why turns do not merge, if more than a tenth of them do not."""
         split = counts.split_turn
         if self._warned_of_split_turns or split is None or counts.merged_turns >= _FEW_MERGED * counts.continued_turns:
             return
@@ -350,9 +345,7 @@ class PolicyGradient(PolicyAlgorithm):
         )
 
     def _warn_of_forks(self, counts: ForkCounts) -> None:
-        """Log once why forks are missing: if a rollout cannot be forked, because its calls have no numbers, or if more
-        than a tenth of the forks differ from their records.
-        """
+        """Log once that a rollout cannot be forked, or that many forks differ from their records."""
         if self._warned_of_forks:
             return
         if counts.unnumbered:
@@ -401,7 +394,6 @@ class PolicyGradient(PolicyAlgorithm):
         return collected
 
     async def _give_up_waiting(self, iteration: int) -> int:
-        """Cancel the groups of a checkpoint that are too old by now; return how many."""
         too_old = [number for number, step in self._waiting.items() if step < iteration - self.max_staleness]
         requests = [request for number in too_old for request in self._requests_of(number)]
         await self.collector.enqueue(requests)  # a repeat, after which they are the collector's
@@ -411,9 +403,7 @@ class PolicyGradient(PolicyAlgorithm):
         return len(too_old)
 
     def _open_stream(self, iteration: int) -> GroupStream:
-        """Return the stream of groups. The first call makes it, with the groups that were under way when the loaded
-        checkpoint was written.
-        """
+        """The first call makes the stream, with the groups that were under way in the loaded checkpoint."""
         if self._stream is None:
             collect = partial(self._results, on_progress=self._show_progress)
             self._stream = GroupStream(self.collector, self._requests_of, collect, self._forks_of)
@@ -428,7 +418,7 @@ class PolicyGradient(PolicyAlgorithm):
         """Enqueue groups for this step and `max_staleness` further ones, wait until `count` groups have finished, and
         take them.
 
-        If every rollout of the taken groups had failed before the run was resumed, all of them are sampled anew, under
+        If every rollout of the taken groups had failed before the run was resumed, all of them are sampled again, under
         other ids, because the cause may have been fixed since.
         """
         assert self._next_group is not None
@@ -447,9 +437,7 @@ class PolicyGradient(PolicyAlgorithm):
             stream.enqueue(numbers, step=iteration, keep_until=keep_until)
 
     def _requests_of(self, number: int) -> list[EnqueueRolloutRequest]:
-        """Return the requests of a group. If the estimator has a baseline, the last request is for the greedily decoded
-        rollout.
-        """
+        """If the estimator has a baseline, the last request is for the greedily decoded rollout."""
         step, place_in_step = divmod(number, self.tasks_per_step)
         generation = self._generations.get(number, 0)
         task = self._train[epoch_place(len(self._train), number, self.seed)]
@@ -473,9 +461,7 @@ class PolicyGradient(PolicyAlgorithm):
         return requests_of_forks(group, results, self.advantages, resources_id=self._resources_id)
 
     def _show_progress(self) -> None:
-        """Report how many of the step's rollouts have finished, at most all of them: the stream may hold those of later
-        steps, too.
-        """
+        """The stream may hold rollouts of later steps too, so the number is limited to those of this step."""
         groups = () if self._stream is None else self._stream.groups.values()
         done = sum(result is not None for group in groups for result in group.results)
         total = self.tasks_per_step * (self.rollouts_per_task + self.advantages.uses_baseline)
@@ -500,7 +486,7 @@ class PolicyGradient(PolicyAlgorithm):
     async def _update(self, iteration: int, data: StepData) -> Metrics:
         """Make the optimizer steps of one iteration (`epochs` passes over its minibatches), publish the weights, and
         return metrics. Without sequences to train on, change nothing. Without a gradient of the policy's loss, train
-        only a critic of its own.
+        only a separate critic.
         """
         unchanged: Metrics = {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
         if not data.trained:

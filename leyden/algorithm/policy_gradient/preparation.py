@@ -89,9 +89,6 @@ def _log_ratio(sequence: TrainingSequence, place: int) -> float:
 
 
 def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
-    """Return metrics of the difference between the learner's and the sampler's log-probabilities before the first
-    gradient.
-    """
     found = [
         abs(s.columns["learner_logprobs"][place] - s.columns["logprobs"][place])
         for s in sequences
@@ -101,9 +98,6 @@ def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
 
 
 def _mean_of(sequences: Sequence[TrainingSequence], value: Callable[[TrainingSequence, int], float]) -> float:
-    """Return the mean of a value over all trained tokens.
-
-    value: returns the value of the token at a place of a sequence.
-    """
+    """Return the mean over all trained tokens of `value(sequence, index of the token)`."""
     found = [value(sequence, place) for sequence in sequences for place in _trained_places(sequence)]
     return math.fsum(found) / len(found)

@@ -68,6 +68,5 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the population standard deviation; NaN if there are no values."""
     centre = mean(values)
     return math.sqrt(mean([(value - centre) ** 2 for value in values])) if values else math.nan

@@ -139,7 +139,6 @@ class RolloutReader:
         return RolloutData(result.rollout_id, self.failed_reward)
 
     def _triplets(self, spans: Sequence[Span]) -> list[Triplet]:
-        """Return the adapter's triplets. Raise ConfigError if it returns anything else."""
         triplets: list[Any] = self.adapter.adapt(spans)
         for item in triplets:
             if not isinstance(item, Triplet):
@@ -150,7 +149,6 @@ class RolloutReader:
         return triplets
 
     def _refusal(self, triplet: Triplet) -> str | None:
-        """Return why a call cannot be trained on; None if it can."""
         temperature = triplet.metadata.get("temperature", 1.0)  # the default of every OpenAI-compatible server
         if self.temperature is not None and abs(temperature - self.temperature) > 1e-6:
             return (
@@ -191,7 +189,6 @@ def _call_indices(trajectories: Sequence[Trajectory], triplets: Sequence[Triplet
 
 
 def _note_answers(answers: Answers, result: CollectedRollout, triplets: Sequence[Triplet], reward: float) -> None:
-    """Count the answers of a rollout; the first rollout of a step is its example."""
     reasons = {span.span_id: span.attributes.get(semconv.GEN_AI_FINISH_REASONS) for span in result.spans}
     cut = {span_id for span_id, found in reasons.items() if isinstance(found, list | tuple) and "length" in found}
     for triplet in triplets:

@@ -19,13 +19,13 @@ from leyden._lib.logs import Preview
 from leyden._lib.numbers import mean_of
 
 _PATIENCE = 3
-"""The first warning comes when so many steps in a row have shown a symptom."""
+"""The number of steps in a row that must show a symptom before the first warning."""
 _UNMOVED_STEPS = 20
-"""After so many steps, it is first checked whether the reward has moved."""
+"""The number of steps after which it is first checked whether the reward has moved."""
 _SMOOTHED = 5
-"""A rise and a fall are those of the mean of so many steps, or of a quarter of a shorter run."""
+"""A rise and a fall are those of the mean of this many steps, or of a quarter of a shorter run."""
 _FALL_ERRORS = 4.0
-"""A fall from the best of many means is noise up to so many standard errors."""
+"""A fall from the best of many means is noise up to this many standard errors."""
 _STANDARD_ERRORS = 2.0
 """A difference between two parts of a run of fewer standard errors is noise."""
 
@@ -219,11 +219,7 @@ class SignalWatch:
         )
 
     def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
-        """Return the symptom that a step shows, or None. The checks go from the most specific symptom to the most
-        general.
-
-        flat: whether every group had equal rewards, so that no advantage differs from 0.
-        """
+        """Return the most specific symptom that a step shows, or None. `flat`: no advantage differs from 0."""
         several, asked_for_one = answers.n > 1, self.max_tokens == 1
         too_large = f"a learning rate that is too large (it is {figure(self.learning_rate)})"
         if several and answers.longest == 0:
@@ -251,7 +247,6 @@ class SignalWatch:
         return None
 
     def _unmoved(self, answers: Answers) -> str:
-        """Return the warning that the reward has not moved."""
         first, second = _halves(self._rewards)
         return (
             f"the reward has not moved in {len(self._rewards):,} steps: {figure(mean_of(first), 3)} in the first half, "
@@ -262,10 +257,7 @@ class SignalWatch:
 
 
 def _flat(rewards: Sequence[float], n_groups: int, answers: Answers, *, solved: bool) -> _Symptom:
-    """Return the symptom that every group has equal rewards, with the likely causes.
-
-    solved: the reward has risen to its best value of the run.
-    """
+    """Return the symptom that every group has equal rewards. `solved`: the reward has risen to the best of the run."""
     low, high = min(rewards), max(rewards)
     values = f"{figure(low)} in every rollout" if low == high else f"from {figure(low)} to {figure(high)}"
     cut = [f"answers that were cut by max_tokens ({answers.cut:,} of {answers.n:,})"] if answers.cut else []
@@ -288,7 +280,6 @@ def _shown(answers: Answers) -> str:
 
 
 def _text(answer: Any) -> str:
-    """Return the text of an answer's messages; an answer of another form as its `repr`."""
     if isinstance(answer, list) and answer and all(isinstance(message, dict) for message in cast("list[Any]", answer)):
         messages = cast("list[dict[str, Any]]", answer)
         texts = [message.get("content") for message in messages]
@@ -303,9 +294,7 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _has_moved(rewards: Sequence[float]) -> bool:
-    """Return whether the mean reward of the first quarter or half of a run differs from that of the rest by more than
-    noise, which is two standard errors.
-    """
+    """Return whether the mean reward of the beginning differs from that of the rest by two standard errors."""
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
         rounding = 1e-9 * max(map(abs, rewards))  # equal rewards have means that differ by rounding

@@ -235,7 +235,6 @@ def _call_rewards(rollout: RolloutData) -> list[float]:
 
 
 def _values(rollout: StepRollout) -> list[float]:
-    """Return a critic's estimate before each call, shape (C,)."""
     found: dict[int, float] = {}
     for sequence, trajectory, calls in _with_calls(rollout):
         for (start, _), call in zip(trajectory.call_spans, calls, strict=True):

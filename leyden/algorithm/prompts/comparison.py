@@ -53,7 +53,6 @@ class Comparison:
         return self.difference.low is not None and self.difference.low > 0 and self.chance <= _SURE
 
     def __str__(self) -> str:
-        """Return the difference with its interval, the counts of tasks, and whether it is sure."""
         sure = "sure" if self.is_sure else "not sure"
         if self.n_compared > 1:
             sure += f", as the best of {self.n_compared:,}"

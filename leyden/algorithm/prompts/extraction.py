@@ -225,7 +225,6 @@ def _shared_start(one: Sequence[Token], other: Sequence[Token]) -> int:
 
 
 def _is_one_template(group: _Group, new: _Group, common: Sequence[Token]) -> bool:
-    """Return whether two groups have one template, judged by the tokens that they have in common."""
     letters = _letters(common)
     if letters >= _MIN_LETTERS and letters >= _MIN_ALIKE * min(_letters(group.template), _letters(new.template)):
         return True

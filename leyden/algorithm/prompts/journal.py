@@ -20,11 +20,7 @@ class Journal:
     """The answers of the reflection model by place, in a file with one JSON object for each."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the file, if it exists. Remove a last line that a crash has cut off.
-
-        path: the file; None: answers are kept in memory only.
-        Raise CheckpointError for another line that cannot be read.
-        """
+        """path: None: answers are kept in memory only."""
         self._path = path
         self._answers: dict[str, str] = {}
         self._faults: dict[str, str] = {}
@@ -34,9 +30,7 @@ class Journal:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        """Read the answers of an earlier process. Cut off an incomplete last line, which a crash left. Raise
-        CheckpointError for any other unreadable line.
-        """
+        """Cut off an incomplete last line, which a crash left. Raise CheckpointError for any other unreadable line."""
         content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):

@@ -130,7 +130,6 @@ class PromptOptimiser(Algorithm):
         return prompts
 
     def _note_agent(self, version: str | None) -> None:
-        """Write the agent's version to the journal. Warn if an earlier process had another one."""
         before = self._journal.get(_AGENT)
         if version is None or before == version:
             return
@@ -151,11 +150,9 @@ class PromptOptimiser(Algorithm):
                 budget.spend([budget.call_of_own_client(place, tokens)])
 
     async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
-        """Return the resources that are not improved. Add a model of the gateway as `main_llm` if there is no model
-        among them.
+        """Return the resources that are not improved, with a model of the gateway as `main_llm` if they have none.
 
-        models: the names of the reflection models. Raise ConfigError if one is not served, or if there is neither a
-            client nor a gateway.
+        Raise ConfigError if a reflection model is not served, or if there is neither a client nor a gateway.
         """
         proxy, name = self.get_llm_proxy(), type(self).__name__
         if proxy is None:
@@ -278,9 +275,7 @@ class PromptOptimiser(Algorithm):
         return result
 
     async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
-        """Return the mean reward of the best prompts on the test set, and their comparison with the first ones. Both
-        are None without a test set, or if the budget has no room for it.
-        """
+        """Both results are None without a test set, or if the budget has no room for it."""
         if self.test_dataset is None or not len(self.test_dataset):
             return None, None
         tasks = [self.test_dataset[index] for index in range(len(self.test_dataset))]

@@ -189,7 +189,6 @@ def _end_of_reasoning(text: str, opened: re.Match[str]) -> int:
 
 
 def _after_reasoning(answer: str) -> str:
-    """Return an answer without the reasoning at its beginning, whether a mark begins it or not."""
     text = answer.strip()
     while (opened := _first(text, 0, 0)) is not None and opened.start() == 0:
         text = text[_end_of_reasoning(text, opened) :].strip()
@@ -200,7 +199,6 @@ def _after_reasoning(answer: str) -> str:
 
 
 def _in_tags(text: str, tag: re.Match[str]) -> _Marked:
-    """Return the text between a tag and the next one, which must close it."""
     after = _TAG.search(text, tag.end())
     if not tag[1] and after is None:
         raise _Unreadable(f"it has no {_CLOSE}, so it seems to be cut off")
@@ -215,7 +213,6 @@ def _in_tags(text: str, tag: re.Match[str]) -> _Marked:
 
 
 def _without_fence(text: str) -> str:
-    """Return what is in a fenced block if the text is one, or else the text."""
     fence = _FENCE.match(text)
     if fence is None:
         in_a_line = _FENCED_LINE.fullmatch(text)

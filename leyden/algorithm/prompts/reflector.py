@@ -140,9 +140,7 @@ class Reflector:
     async def _answer(
         self, purpose: str, model: str | None, messages: list[Message], place: str
     ) -> tuple[str, str] | None:
-        """Return the answer that the journal has for this place, or else that of the model, and its fault
-        (`_fault_of`); None if the call failed.
-        """
+        """Return the journal's or the model's answer, and its fault; None if the call failed."""
         kept = self._journal.get(place) if place else None
         if kept is not None:
             self.counts.replayed += 1
@@ -162,11 +160,7 @@ class Reflector:
     async def _call_in_time(
         self, purpose: str, model: str | None, messages: list[Message], place: str
     ) -> tuple[str, str, int]:
-        """Return the model's text, its fault and token count, within the budget's time. Warn once if the answer takes
-        longer than `_SLOW_SECONDS`.
-
-        Raise BudgetExceeded when the budget's time is over, before the call or during it.
-        """
+        """Warn once of an answer that takes `_SLOW_SECONDS`. Raise BudgetExceeded at the end of the budget's time."""
         budget = self._collector.budget
         slow = asyncio.get_running_loop().call_later(
             _SLOW_SECONDS,
@@ -190,9 +184,7 @@ class Reflector:
         )
 
     async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, str, int]:
-        """Call the model, within a reservation of the budget. Return its answer, the answer's fault, and the tokens of
-        question and answer together.
-        """
+        """Return the answer, its fault, and the tokens of question and answer together."""
         if self._client is None:
             async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
                 return await self._complete(llm.openai(), llm.model, messages)
@@ -202,7 +194,6 @@ class Reflector:
             return answer, fault, tokens
 
     async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> tuple[str, str, int]:
-        """Return the text of a model's answer, empty if it has none, its fault, and the tokens of the call."""
         answer: Any = await client.chat.completions.create(
             model=model, messages=messages, temperature=self._temperature
         )

@@ -90,9 +90,7 @@ def problem_with(text: str, prompt: PromptTemplate, *, max_characters: int) -> s
 
 
 def _problem_with_tags(text: str, prompt: PromptTemplate) -> str | None:
-    """Return why a text cannot replace a template of Jinja or POML: it must have the same tags in the same order, and
-    no new marks beside them. None if it can.
-    """
+    """A text that replaces a template of Jinja or POML must have the same tags in the same order, and no new ones."""
     wanted, found = _tags(prompt.template), _tags(text)
     if found != wanted:
         return f"its tags are {' '.join(found) or 'none'}, and must be {' '.join(wanted) or 'none'}, in this order"
@@ -102,7 +100,6 @@ def _problem_with_tags(text: str, prompt: PromptTemplate) -> str | None:
 
 
 def _tags(template: str) -> list[str]:
-    """Return the tags of a Jinja or POML template, such as `{% if %}`, in order."""
     return [each for each in _OTHER_ENGINES.findall(template) if each.startswith("{%")]
 
 

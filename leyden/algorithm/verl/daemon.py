@@ -265,7 +265,6 @@ class AgentModeDaemon:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _serve_tasks(self) -> None:
-        """In mode v0, serve the tasks to workers of Agent Lightning 0.1. Raise ConfigError if the port is taken."""
         if self.options.mode == "v1" or self.task_server is not None:
             return
         server = AgentLightningServer(port=self.options.port, store=self._collector.store, recorder=self._proxy)
@@ -277,9 +276,6 @@ class AgentModeDaemon:
         logger.info("workers of Agent Lightning 0.1 find their tasks at %s", server.endpoint)
 
     async def _set_up(self, addresses: Sequence[str]) -> None:
-        """Start the task server of mode v0, route the gateway to verl's servers, and write the resources of training
-        and of validation to the store.
-        """
         options = self.options
         await self._serve_tasks()
         endpoints = [f"http://{address.removeprefix('http://')}/v1" for address in addresses]
@@ -294,10 +290,8 @@ class AgentModeDaemon:
             self._resources_ids[mode] = resources_id
 
     async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> RolloutBatch:
-        """Run `n` rollouts per task and return their rows and metrics. Raise NoTrainingData if a training step has
-        none.
-
-        A validation step without usable rows returns one untrained row per rollout, because verl needs its rewards.
+        """Raise NoTrainingData if a training step has no rows. A validation step without rows returns one untrained row
+        per rollout, because verl needs its rewards.
         """
         started = time.perf_counter()
         self._proxy.set_policy_version(self.options.model, policy_version(step, mode))
@@ -336,9 +330,7 @@ class AgentModeDaemon:
         )
 
     def _request(self, task: str, mode: RolloutMode, step: int, place: int, session: int) -> EnqueueRolloutRequest:
-        """Return the request for one rollout. Failed attempts are not retried.
-
-        place: the index of the task in the step.
+        """place: the index of the task in the step.
         session: the number of the rollout among those of its task.
         """
         return EnqueueRolloutRequest(

@@ -38,7 +38,6 @@ class LoadedDataset(Dataset[Item]):
         return len(self._texts)
 
     def __getitem__(self, place: int) -> Item:
-        """Return one row: the task's JSON text, its place, and the fields that verl wants in each row."""
         return {"raw_prompt": self._texts[place], "index": place, "data_source": self._source, "reward_model": {}}
 
     def write(self, path: Path) -> Path:
@@ -52,7 +51,7 @@ class AgentDataset(LoadedDataset):
     """Tasks of JSON Lines or Parquet files as rows of verl, which calls the class with these parameters.
 
     data_files: a path, or several. Each row of a Parquet file is a task, an object with the columns as its keys.
-    max_samples: use only so many tasks, from the first on; -1: all.
+    max_samples: the number of tasks to use, from the first on; -1: all.
     The other parameters are verl's, and have no effect.
     Raise ConfigError, naming the line, for a file that is missing, empty or damaged.
     """
@@ -83,9 +82,6 @@ def _read(file: Path) -> list[Any]:
 
 
 def _json_lines(file: Path) -> Iterator[Any]:
-    """Yield the task of each line that is not blank. Raise ConfigError, with the line's number, for a line that is not
-    JSON.
-    """
     with file.open() as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -107,7 +103,6 @@ def _parquet(file: Path) -> Iterator[Any]:
 
 
 def _as_json(place: int, task: Any) -> str:
-    """Return a task as JSON text. Raise ConfigError, naming its place, if it is no JSON value."""
     if hasattr(task, "model_dump"):
         task = task.model_dump(mode="json")
     try:

@@ -105,9 +105,7 @@ def _describe(error: RayError, logs: Path | None) -> str:
 
 
 def _process_of(error: RayError) -> _Process:
-    """Return the process of Ray that an error is about. Name, pid and address are parsed from Ray's message, because
-    the errors have no fields for them.
-    """
+    """Name, pid and address are parsed from Ray's message, because the errors have no fields for them."""
     text = _COLOUR.sub("", describe_error(error))
     if isinstance(error, RayTaskError):
         return _raised(text, error_line(error.cause))
@@ -122,11 +120,6 @@ def _process_of(error: RayError) -> _Process:
 
 
 def _raised(text: str, what: str) -> _Process:
-    """Return the process that raised a remote traceback.
-
-    text: Ray's message with the traceback.
-    what: the error that was raised, as text.
-    """
     lines = text.splitlines()
     if (found := _RAISED.search(text)) is None:
         return _Process(_UNNAMED, None, None, f"raised {what}", lines)

@@ -55,7 +55,7 @@ class EngineServer:
         """The port: 0, for a free one, at first; then always the same."""
 
     async def start(self) -> str:
-        """Start to serve, anew if it serves already, and return the address as `host:port`."""
+        """Start to serve, or restart if it serves already, and return the address as `host:port`."""
         await self.stop()
         backend = self._backend = EmbeddedBackend(
             self._model, tokenizer=self._folder, model_name=self._folder, max_length=self._max_length, port=self._port
@@ -78,7 +78,7 @@ class EngineServer:
         lora: PEFT's configuration, if the weights are adapters, which are added to the weights that the model had
         before any adapter.
 
-        The engine starts anew, so that nothing of the old weights stays in a cache.
+        Restart the engine, so that no cached state of the old weights survives.
         """
         await self.stop()
         own = self._model.state_dict()
@@ -120,7 +120,7 @@ class EngineServer:
 
     async def _ignore(self, **_: Any) -> None:
         """Do nothing: the engine keeps its weights. They change between two steps, when no call is under way, and
-        `set_weights` starts the engine anew, with an empty cache.
+        `set_weights` restarts the engine with an empty cache.
         """
 
     wake_up = sleep = abort_all_requests = resume_generation = _ignore
@@ -151,11 +151,10 @@ _OF_PEFT, _LORA_A, _LORA_B = "base_model.model.", ".lora_A.weight", ".lora_B.wei
 
 
 def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> SamplingParams:
-    """Return the engine's sampling parameters for those of verl. Raise ConfigError for one that the engine does not
-    have.
+    """Raise ConfigError for a parameter that the engine does not have.
 
     default_tokens: `max_tokens` if verl gives none.
-    room: the most tokens for which the engine has room after the prompt.
+    room: the tokens for which the engine has room after the prompt.
     """
     for name in changes(given):
         if name != "top_p":

@@ -75,7 +75,7 @@ class SequenceRow:
 
 @dataclass(slots=True)
 class Report:
-    """Counts of a batch: its rollouts and rows, and those that were dropped, cut or added."""
+    """Counts of a batch: its rollouts and rows, and how many were dropped, cut or added."""
 
     rollouts: int = 0
     rows: int = 0
@@ -205,9 +205,7 @@ def truncate_rows(
 def _fit(
     row: SequenceRow, report: Report, max_prompt: int, max_response: int, overlong: Overlong
 ) -> SequenceRow | None:
-    """Return the row, cut to `max_response` if `overlong` is "cut", or None if it must be dropped. Count drops and cut
-    tokens in `report`.
-    """
+    """Return the row, cut to `max_response` if `overlong` is "cut", or None if it must be dropped."""
     if len(row.prompt_ids) > max_prompt:
         report.dropped[f"the prompt is longer than max_prompt_length={max_prompt}"] += 1
         return None

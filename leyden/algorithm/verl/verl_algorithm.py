@@ -113,11 +113,9 @@ class VERL(Algorithm):
                 await daemon.aclose()
 
     def _prepared(self, scratch: Path, kept: Path | None, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
-        """Return a copy of the configuration that names files with the data sets, and a folder for checkpoints. Write
-        the data sets.
+        """Write the data sets, and return a copy of the configuration with their files and a folder for checkpoints.
 
-        scratch: a folder for the data sets, which lasts as long as the run.
-        kept: the run's directory, if it has one.
+        scratch: a folder that lasts as long as the run.
         Raise ConfigError for an empty data set, and for one that is smaller than a batch.
         """
         from leyden.algorithm.verl.dataset import LoadedDataset  # it imports torch

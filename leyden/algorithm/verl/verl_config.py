@@ -150,9 +150,6 @@ def _folder_of_verl() -> Path:
 
 
 def _read(config: Config | None) -> Mapping[str, Any]:
-    """Return the user's changes to the configuration as a mapping. Raise ConfigError for a file that cannot be read,
-    and for an object that is no mapping.
-    """
     omegaconf = _import("omegaconf")
     if config is None:
         return {}
@@ -201,9 +198,6 @@ def _parsed(override: str) -> tuple[str, Any]:
 
 
 def _set(config: Any, key: str, value: Any) -> None:
-    """Set a dotted key. Raise ConfigError for an unknown key without a plus sign, and for a value that cannot be
-    set.
-    """
     omegaconf = _import("omegaconf")
     is_new, name = key.startswith("+"), key.removeprefix("+")
     if not is_new and not _has(config, name):
@@ -238,7 +232,6 @@ def _unknown(config: Any, name: str) -> str:
 
 
 def _check_own(config: Any) -> None:
-    """Raise ConfigError for an invalid value in the section `leyden`, and for a value of verl's that contradicts it."""
     own = config.leyden
     check_choice("leyden.mode", own.mode, ("v1", "v0"))
     check_number("leyden.port", own.port, at_least=0, at_most=65_535, whole=True)
@@ -262,10 +255,7 @@ def _check_own(config: Any) -> None:
 
 
 def _check_unused(config: Any, untouched: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the user has changed a key that has no effect on `AgentDataset`.
-
-    untouched: the default of each of `_MAKES_PROMPTS`.
-    """
+    """Raise ConfigError if the user has changed a key that has no effect on `AgentDataset`."""
     for key, default in untouched.items():
         if config.data[key] != default:
             raise ConfigError(

@@ -135,11 +135,10 @@ def with_cluster(config: Any) -> Generator[Path | None]:
 
 @contextmanager
 def _ray(config: Any) -> Generator[Path | None]:
-    """Use the Ray that is connected, or connect to it or start it with `ray_kwargs.ray_init`, and shut that down at the
-    end.
+    """Use the Ray that is connected, or connect to it or start it with `ray_kwargs.ray_init`, and shut that down.
 
-    Yield the folder with the logs of Ray's processes on this machine, or None if Ray does not say it. Raise ConfigError
-    if Ray has fewer accelerators than the trainer needs.
+    Yield the folder with its logs on this machine, or None if it does not say. Raise ConfigError if it has too few
+    accelerators.
     """
     import ray
     from omegaconf import OmegaConf
@@ -208,7 +207,7 @@ def _start_ray(options: dict[str, Any]) -> None:
 @contextmanager
 def _bytecode() -> Generator[None]:
     """Let processes that start within the block write bytecode, by removing PYTHONDONTWRITEBYTECODE. Otherwise each of
-    Ray's processes would compile verl and torch anew.
+    Ray's processes would compile verl and torch again.
     """
     value = os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:

@@ -138,7 +138,6 @@ class AgentLightningTrainer(PPOTrainerSync):
         """The metrics of a validation that is not reported yet."""
 
     def _init_resource_pool_mgr(self) -> None:
-        """Set up verl's workers; replace those of the policy if the platform has its own."""
         super()._init_resource_pool_mgr()
         platform = self.config.leyden.platform
         worker = None if platform is None else getattr(import_module(platform), "policy_worker", None)

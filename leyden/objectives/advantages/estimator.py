@@ -28,7 +28,7 @@ class RolloutRewards:
     baseline: float | None = None
     """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
     forked_returns: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """Rewards of forks, by call c from 0 to C - 1: a fork repeats the calls before c and samples the rest anew. Empty
+    """Rewards of forks, by call c from 0 to C - 1: a fork repeats the calls before c and samples the rest again. Empty
     without forks."""
 
 

@@ -1,4 +1,4 @@
-"""The estimator that values the states between calls by the returns of forks, which continue from there anew."""
+"""The estimator that values the states between calls by the returns of forks, which continue from there."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class CISPOLoss(PolicyLoss):
 @register_loss("cispo", CISPOLoss, columns=("logprobs", "advantages"))
 def cispo(batch: TokenBatch, constants: CISPOLoss) -> LossTerms:
     """Return the terms of the objective sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO, MiniMax-M1,
-    arXiv:2506.13585, eq. 4 and 5), with those that `policy_terms` adds.
+    arXiv:2506.13585, eq. 4 and 5), with the terms that `policy_terms` adds.
 
     sg stops the gradient, so the ratio r is only a weight: a token whose ratio is clipped keeps its gradient.
 

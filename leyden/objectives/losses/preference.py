@@ -38,7 +38,7 @@ def dpo(batch: TokenBatch, constants: DPOLoss) -> LossTerms:
 
     The column `coefficients` holds the pair's weight (`DPOWeights.weights_P`) at the tokens of a chosen answer, and
     minus the weight at those of a rejected answer. With 1 / P as the weight of every token of P pairs, an engine that
-    maximises the objective minimises the mean loss. The weights depend on the policy, so compute them anew before each
+    maximises the objective minimises the mean loss. The weights depend on the policy, so compute them again before each
     optimizer step.
     """
     return LossTerms(batch.columns["coefficients"] * batch.logprobs_N)

@@ -33,7 +33,7 @@ class GSPOLoss(PolicyLoss):
 @register_loss("gspo", GSPOLoss, columns=("logprobs", "advantages", "calls"))
 def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
     """Return the terms of the objective min(s_t A, clip(s_t, 1 - clip_low, 1 + clip_high) A) (GSPO-token,
-    arXiv:2507.18071, eq. 13 and 14), with those that `policy_terms` adds.
+    arXiv:2507.18071, eq. 13 and 14), with the terms that `policy_terms` adds.
 
     s_t = sg(s) pi_t / sg(pi_t), where sg stops the gradient and s = exp(mean of log r over the tokens of one model
     call). The paper's sequence is one call here: a sequence that holds several calls, which the column `calls` numbers,
