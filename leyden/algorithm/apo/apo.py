@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_flag, check_number
 from leyden.algorithm.algorithm import Dataset
-from leyden.algorithm.apo.joining import Joined, edit_prices, join_edits
+from leyden.algorithm.apo.joining import edit_prices, join_edits
 from leyden.algorithm.apo.plan import Costs
 from leyden.algorithm.apo.round import Round, ignored_warning, reflection_warnings
 from leyden.algorithm.apo.search import Search
@@ -373,10 +373,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         for stage, start in enumerate(range(0, n_runs, self.candidates_per_stage)):
             drawn = await self._draw(iteration, stage, min(self.candidates_per_stage, n_runs - start))
             batch = self._batch(iteration, stage)
-            await gather_all([self._try_to_measure(place, "train", batch, iteration) for place in drawn])
+            await gather_all([self._try_to_measure(index, "train", batch, iteration) for index in drawn])
             ran.update(dict.fromkeys(drawn))
         # The user's prompt, if the budget allowed none of the drawn candidates to run.
-        search.beam = search.ranked([place for place in ran if search.train[place]])[: self.beam_width] or [0]
+        search.beam = search.ranked([index for index in ran if search.train[index]])[: self.beam_width] or [0]
         return list(ran)
 
     def _batch(self, iteration: int, stage: int) -> list[int]:
@@ -399,20 +399,20 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         chance, prices = random.Random(f"{self.seed}/{iteration}/{stage}"), edit_prices(search, model.deviation)
         for branch in range(count):
             effects = model.draw(chance)
-            best_first = sorted(range(len(search.candidates)), key=lambda place: -effects.value(search.edits[place]))
+            best_first = sorted(range(len(search.candidates)), key=lambda index: -effects.value(search.edits[index]))
             joined = join_edits(search, best_first[0], effects, prices, max_characters=self.max_prompt_characters)
-            place = await self._add_joined(joined, Branch(iteration, stage * self.candidates_per_stage + branch))
-            if place in drawn:
-                place = next((each for each in best_first if each not in drawn), None)
-            drawn += [] if place is None else [place]
+            version = await self.publish(search.candidates[joined.parent])
+            candidate = joined.candidate(
+                search,
+                Branch(iteration, stage * self.candidates_per_stage + branch),
+                (version.resources_id, version.version),
+            )
+            search.add(candidate, joined.parent, joined.edits)
+            index = [each.key for each in search.candidates].index(candidate.key)
+            if index in drawn:
+                index = next((each for each in best_first if each not in drawn), None)
+            drawn += [] if index is None else [index]
         return drawn
-
-    async def _add_joined(self, joined: Joined, branch: Branch) -> int:
-        search, parent = self._search, joined.parent
-        version = await self.publish(search.candidates[parent])
-        candidate = joined.candidate(search, branch, (version.resources_id, version.version))
-        search.add(candidate, parent, joined.edits)
-        return [each.key for each in search.candidates].index(candidate.key)
 
     def _read(self, place: Branch, parent: int) -> list[int]:
         """Return the training tasks whose runs by `parent` a branch's critic reads, and count them as read."""
@@ -444,22 +444,22 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             self._round.exceeded = str(error)
             return None
 
-    async def _try_to_measure(self, place: int, mode: RolloutMode, tasks: Sequence[int], iteration: int) -> bool:
+    async def _try_to_measure(self, index: int, mode: RolloutMode, tasks: Sequence[int], iteration: int) -> bool:
         """Measure a candidate on tasks for which it has no reward yet. Return whether the budget was enough."""
         data, rewards = (self._train, self._search.train) if mode == "train" else (self._val, self._search.val)
-        missing = [task for task in dict.fromkeys(tasks) if task not in rewards[place]]
+        missing = [task for task in dict.fromkeys(tasks) if task not in rewards[index]]
         if not missing:
             return True
         keep_until = self.beam_rounds + 1 if mode == "train" else iteration + 1  # a critic may read it later
         try:
             scores = await self.evaluate_prompt_on_batch(
-                self._search.candidates[place], [data[task] for task in missing], mode, keep_until=keep_until
+                self._search.candidates[index], [data[task] for task in missing], mode, keep_until=keep_until
             )
         except BudgetExceeded as error:
             logger.info("round %d: a prompt is not measured: %s", iteration + 1, error)
             self._round.exceeded = str(error)
             return False
-        rewards[place].update(zip(missing, scores.by_task, strict=True))
+        rewards[index].update(zip(missing, scores.by_task, strict=True))
         return True
 
     async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
@@ -481,28 +481,28 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         ran = {*drawn, leader, *([0] if iteration == 0 else [])}
         await self._record(iteration + 1, [place for place in search.measured if place in ran])
 
-    async def _accept(self, place: int) -> None:
-        self._search.best = place
-        await self.accept(self._search.candidates[place])
+    async def _accept(self, index: int) -> None:
+        self._search.best = index
+        await self.accept(self._search.candidates[index])
 
-    async def _record(self, round_: int, places: Sequence[int]) -> None:
+    async def _record(self, round_: int, indices: Sequence[int]) -> None:
         search, values = self._search, self._search.bounded_values()
         records = [
             record_of(
-                search.candidates[place],
-                await self.publish(search.candidates[place]),
-                reward=values[place],
-                tasks=len(search.rewards(place)),
-                kept=place in search.beam,
-                accepted=place == search.best,
+                search.candidates[index],
+                await self.publish(search.candidates[index]),
+                reward=values[index],
+                tasks=len(search.rewards(index)),
+                kept=index in search.beam,
+                accepted=index == search.best,
                 comparison=self._round.comparison,
             )
-            for place in places
+            for index in indices
         ]
         await self.record(round_, records)
 
-    def _mean(self, place: int, tasks: Sequence[int]) -> float:
-        rewards = self._search.val[place]
+    def _mean(self, index: int, tasks: Sequence[int]) -> float:
+        rewards = self._search.val[index]
         return mean_of(rewards[task] for task in tasks)
 
     def _end(self, iteration: int, why: str, metrics: Metrics | None = None) -> Metrics:
@@ -523,6 +523,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     def _metrics(self) -> Metrics:
         measured = self._search.measured
         values = self._search.bounded_values() if measured else []
-        rewards = {"reward": max(values[place] for place in measured)} if measured else {}
+        rewards = {"reward": max(values[index] for index in measured)} if measured else {}
         counts = {**self._round.metrics(), **self._reflector.counts.metrics()}
         return {**rewards, **counts, **self.collector.budget.metrics()}
