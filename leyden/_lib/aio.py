@@ -51,7 +51,6 @@ class Latch:
             wake()
 
     def is_set(self) -> bool:
-        """Return whether it is open."""
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -80,7 +80,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None], seconds: float | 
 
 
 class LoopThread:
-    """An event loop in a thread of its own, which runs coroutines for callers in any other thread, until `stop`."""
+    """An event loop in its own thread, which runs coroutines for callers in any other thread, until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

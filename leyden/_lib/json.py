@@ -37,12 +37,10 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\2\2\0\0")
 
 
 def is_object(value: object) -> TypeIs[Json]:
-    """Return whether a parsed value is a JSON object."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeIs[list[Any]]:
-    """Return whether a parsed value is a JSON array."""
     return isinstance(value, list)
 
 

@@ -32,7 +32,6 @@ class PerLoop(Generic[T]):
         self._generators: dict[asyncio.AbstractEventLoop, AsyncGenerator[T, None]] = {}
 
     async def get(self) -> T:
-        """Return the running loop's item."""
         return self.get_now()
 
     def get_now(self) -> T:

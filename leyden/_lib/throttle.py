@@ -30,7 +30,6 @@ class Throttle:
             return due
 
     def reset(self) -> None:
-        """Forget what was admitted."""
         with self._lock:
             self._admitted.clear()
 

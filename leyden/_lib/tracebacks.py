@@ -98,7 +98,7 @@ def _inside(traceback: TracebackType | None) -> TracebackType | None:
 def _exit_quietly_if_uncaught() -> None:
     """Install an excepthook that prints only the message of an uncaught RunInterrupted and exits with status 130.
 
-    Other errors are shown as before. If the program has a hook of its own, that one shows all.
+    Other errors are shown as before. If the program has its own hook, that one shows all.
     """
     before = sys.excepthook
     if getattr(before, "__module__", None) == __name__:

@@ -1,6 +1,6 @@
 """An actor of a Ray cluster: one worker, from its start to its end.
 
-Ray creates the actor, and creates it anew when its process dies. The strategy (`ray.py`) calls the methods, each in a
+Ray creates the actor, and recreates it when its process dies. The strategy (`ray.py`) calls the methods, each in a
 thread of the actor. This module does not import Ray.
 """
 
@@ -26,7 +26,7 @@ THREADS = 4
 
 
 class Actor:
-    """One worker in a process of its own. Creating it runs no user code. Implements `Link`.
+    """One worker in its own process. Creating it runs no user code. Implements `Link`.
 
     No method is a coroutine, because Ray would call them all on one event loop, which agents could block.
     """
@@ -44,7 +44,7 @@ class Actor:
         threading.Thread(target=self._leave_with_its_node, name="leyden-node", daemon=True).start()
 
     def wake(self) -> str:
-        """Return the name of this process, by which the caller recognises a process that has worked before."""
+        """Return the name of this process, so that the caller recognises a process that has worked before."""
         return self._name
 
     def run(self) -> RunnerMessage | None:
@@ -75,7 +75,6 @@ class Actor:
         self.begin.set()
 
     def cancel(self) -> None:
-        """Cancel the work."""
         self._cancel()
 
     def leave(self) -> None:

@@ -75,7 +75,6 @@ class Residence:
             self._ended.set_result(None)
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Add a task that the coroutine or its agents started."""
         self._tasks.add(task)
 
     def _move_in(self, work: Coroutine[Any, Any, None]) -> None:
@@ -163,7 +162,6 @@ class AgentLoop:
             self._not_lent.set()
 
     def _run_until_done(self, task: asyncio.Task[Any]) -> None:
-        """Run the loop in this thread until the task has ended."""
         while not task.done():  # an agent may call `loop.stop()`, and the stop that `run_here` requests may come late
             self.loop.run_forever()
 

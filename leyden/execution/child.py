@@ -40,7 +40,7 @@ class Begin:
     """The command to a runner's process to begin its work."""
 
     at_most: int | None = None
-    """How many attempts may be in flight at first, as in `Runner.most_at_first`."""
+    """How many attempts may be in flight at first, as in `Runner.max_at_first`."""
 
 
 RunnerCommand = Begin | Literal["stop", "ping"]
@@ -162,7 +162,7 @@ class Link(Protocol):
     begin: Latch
     stop: Latch
     at_most: int | None
-    """How many attempts may be in flight at first (`Runner.most_at_first`); None: the runner's `concurrency`."""
+    """How many attempts may be in flight at first (`Runner.max_at_first`); None: the runner's `concurrency`."""
 
     def send(self, message: RunnerMessage) -> None:
         """Send a message to the strategy."""

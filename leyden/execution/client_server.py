@@ -52,7 +52,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     protocol: `http` is the only one.
     managed_store: False if the given store is one that processes share by themselves (a database server), so that none
         is started here; None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
-    patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and whenever it is away.
+    patience_seconds: how long role `runner` waits for the store, at the beginning and whenever it is unavailable.
     daemon: whether the processes are daemonic, so that their agents cannot use `multiprocessing`.
     options: further options of ProcessExecutionStrategy.
 

@@ -1,4 +1,4 @@
-"""`ipc`: the algorithm here, each runner in a process of its own on this machine, and no port between them."""
+"""`ipc`: the algorithm here, each runner in its own process on this machine, and no port between them."""
 
 from __future__ import annotations
 

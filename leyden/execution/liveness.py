@@ -89,13 +89,11 @@ class LivenessProbe:
         self._timer: asyncio.TimerHandle | None = None
 
     def take_reply(self, alive: Alive) -> None:
-        """Record a reply of the child."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._interval, self._check)
         self._alive, self._replied = alive, True
 
     def close(self) -> None:
-        """Stop pinging."""
         if self._timer is not None:
             self._timer.cancel()
 

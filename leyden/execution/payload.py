@@ -52,7 +52,7 @@ def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
 
 
 def unpack(packed: bytes) -> Payload:
-    """Return the payload. Raise any error that its parts raise when they are created anew."""
+    """Return the payload. Raise any error that its parts raise when they are recreated."""
     return cast(Payload, pickle.loads(packed))
 
 

@@ -32,7 +32,7 @@ _PRELOADED = ["leyden.execution.child", "leyden.execution.runner", "leyden.store
 
 
 class ProcessExecutionStrategy(SupervisedExecutionStrategy):
-    """Each runner in a process of its own on this machine.
+    """Each runner in its own process on this machine.
 
     n_runners: the number of runners, and so of processes.
     drain_seconds: how long runners may finish attempts in flight when a run is stopped from outside, before they are

@@ -162,11 +162,9 @@ class RunnerProcess:
         self._loop.call_later(_CHECK_SECONDS, self._kill_if_suspended, seconds + _CHECK_SECONDS)
 
     def terminate(self) -> None:
-        """Request that the process cancels its work and ends (SIGTERM)."""
         self._child.terminate()
 
     def kill(self) -> None:
-        """Kill the process and all processes that agents started in it."""
         if not self.ended.done():  # else the group has been ended, and its id may belong to another one by now
             self._child.kill()
             _end_group(self.pid)

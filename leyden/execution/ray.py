@@ -299,6 +299,5 @@ def _main_sentence(error: Exception) -> str:
 
 
 async def _within(seconds: float, work: asyncio.Future[Any]) -> bool:
-    """Wait at most `seconds`, and return whether the work is done."""
     await asyncio.wait({work}, timeout=max(0.0, seconds))
     return work.done()

@@ -43,7 +43,7 @@ class Place:
 
 
 class SupervisedExecutionStrategy(ExecutionStrategy):
-    """Each runner in a process of its own, which is started again when it dies.
+    """Each runner in its own process, which is started again when it dies.
 
     n_runners: the number of runners, and so of processes.
     drain_seconds: how long runners may finish attempts in flight when a run is stopped from outside, before they are
@@ -76,7 +76,7 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
             try:
                 await run_together(algorithm(store, stop), supervisor, stop, drain_seconds=self.drain_seconds)
             finally:
-                supervisor.abandon()  # kills what is left if this call was cancelled twice
+                supervisor.abandon()  # kills the rest if this call was cancelled twice
 
     def _supervisor(
         self, bundle: PortableRunnerBundle, store: LightningStore, place: Place, ready: Latch, stop: Latch

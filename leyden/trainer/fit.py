@@ -267,7 +267,7 @@ class Fit:
         ready, failures = Latch(), list[Exception]()
 
         async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
-            """Run the algorithm once. Raise RunsAgain if it failed and may be started anew."""
+            """Run the algorithm once. Raise RunsAgain if it failed and may be started again."""
             try:
                 n_left = await self._run_algorithm(algorithm, store, proxy, ready, event)
                 if n_left and self._stopped is None:

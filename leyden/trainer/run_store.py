@@ -15,7 +15,7 @@ class RunStore:
     """Makes a run's store, and knows the store of the run under way or of the last run."""
 
     def __init__(self, spec: Any) -> None:
-        """spec: the trainer's `store=`; None if every run makes a store of its own."""
+        """spec: the trainer's `store=`; None if every run makes its own store."""
         self._spec = spec
         self._current: LightningStore | None = None
         """The store of the run under way, or of the last run, opened for reading."""

@@ -129,7 +129,6 @@ class AsgiServer:
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
         return len(self._state.connections)
 
     async def stop(self, *, grace_seconds: float, cancel: Callable[[], object] = lambda: None) -> None:
@@ -527,7 +526,7 @@ class _JoiningTransport:
 
 
 class AsgiThread:
-    """Serves `app` on a thread and an event loop of its own, beside a busy program.
+    """Serves `app` on its own thread and event loop, beside a busy program.
 
     With the `fast` extra it uses uvloop and httptools.
     """

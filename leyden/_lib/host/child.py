@@ -1,6 +1,6 @@
 """Child processes: how they are started, watched and ended.
 
-`Child` runs a Python function in a process of its own and exchanges messages with it. `Command` runs a program, relays
+`Child` runs a Python function in its own process and exchanges messages with it. `Command` runs a program, relays
 its log and keeps its last lines. A child of either kind leaves Ctrl-C and SIGTERM to this process, ends when this
 process does, and leaves nothing behind when it is closed.
 
@@ -70,7 +70,6 @@ class PipeEnd:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._incoming.closed
 
     def close(self) -> None:
@@ -129,7 +128,7 @@ class Backoff:
         return min(self.first_seconds * 2 ** max(0, self.quick_deaths - 1), self.max_seconds)
 
 
-# ---- a Python function in a process of its own ---------------------------------------------------
+# ---- a Python function in its own process ---------------------------------------------------
 
 
 def known_start_method(method: StartMethod | None) -> StartMethod:
@@ -187,7 +186,7 @@ def missing_guard(remedy: str) -> ConfigError:
 
 
 class Child:
-    """A Python function in a process of its own, and this process's end of the pipe to it.
+    """A Python function in its own process, and this process's end of the pipe to it.
 
     The function is called as `target(parent, *args)`, and the process ends when it returns. All methods that wait block
     the calling thread, except `attend`.
@@ -322,7 +321,6 @@ class Child:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         if self._exit_code is None:
             with contextlib.suppress(ValueError):  # closed by another thread
                 self._process.kill()
@@ -484,7 +482,7 @@ def _sigterm_blocked() -> Generator[None]:
 
 
 class Command:
-    """A program in a process group of its own. Its standard error is relayed line by line.
+    """A program in its own process group. Its standard error is relayed line by line.
 
     Ctrl-C in a terminal does not reach it: this process ends it in good order.
     """
@@ -530,7 +528,6 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
     def write_line(self, line: str) -> None:
@@ -635,7 +632,7 @@ def _guard(parent_pid: int, command: Sequence[str]) -> int:
     ending = threading.Event()
 
     def end() -> None:
-        """Terminate the program, kill what is left of the process group, and so end this process."""
+        """Terminate the program, kill the rest of the process group, and so end this process."""
         ending.set()
         process.terminate()
         try:

@@ -234,7 +234,7 @@ async def call_here(agent: Callable[[], Any]) -> Any:
 
 
 def _call_beside_loop(agent: Callable[[], Any]) -> Any:
-    """Call a function on a thread whose event loop is running, so that it may run a loop of its own (`asyncio.run`).
+    """Call a function on a thread whose event loop is running, so that it may run its own loop (`asyncio.run`).
     The thread's loop is hidden meanwhile.
     """
     loop = asyncio._get_running_loop()
@@ -280,7 +280,6 @@ class CallingThread:
             call()
 
     def end(self) -> None:
-        """Let `serve` return."""
         self._calls.put(None)
 
 

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 _REST_SECONDS = 0.4
 """Seconds between two queries to the store. No query is sent for an agent that ends sooner."""
-_AGAIN_SECONDS = 30.0
+_WAIT_SECONDS = 30.0
 """The longest wait for a notification of the store, in seconds."""
-_AWAY_SECONDS = 2.0
+_UNAVAILABLE_SECONDS = 2.0
 """Seconds between two tries while the store cannot be reached. Its absence is only logged at DEBUG here, because the
 runner's heartbeat raises the error.
 """
@@ -71,7 +71,7 @@ class CancelWatch:
     async def _run(self) -> None:
         """Resolve the futures of watched rollouts that were cancelled in the store. Runs until it is cancelled.
 
-        It pauses before each query, so that no query is sent for an agent that ends sooner.
+        It pauses before each query, because most agents end sooner.
         """
         while True:
             await self._changed.wait()
@@ -84,7 +84,7 @@ class CancelWatch:
                 self._resolve(await self._finished(rollout_ids))
             except LeydenError as error:
                 logger.debug("cannot ask the store for cancelled rollouts: %s", error)
-                await asyncio.sleep(_AWAY_SECONDS)
+                await asyncio.sleep(_UNAVAILABLE_SECONDS)
             self._changed.set()
 
     async def _finished(self, rollout_ids: Sequence[str]) -> Mapping[str, RolloutStatus]:
@@ -105,7 +105,7 @@ class CancelWatch:
         finished = await self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=0.0)
         if finished or self._changed.is_set():
             return finished
-        finishing = self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=_AGAIN_SECONDS)
+        finishing = self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=_WAIT_SECONDS)
         async with first_done(finishing, self._changed.wait()) as (waiting, _):
             return waiting.result() if waiting.done() else ()
 

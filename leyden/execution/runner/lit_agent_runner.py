@@ -75,7 +75,6 @@ class LitAgentRunner(Runner[T]):
     def init(
         self, agent: LitAgent[T], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
     ) -> None:
-        """Bind the agent, the hooks and the recorders."""
         self._agent, self._hooks, self._recorders = agent, tuple(hooks), tuple(recorders)
         self._agent_version = agent_version(agent)  # here, because parsing in several threads fails in Python 3.11
         agent.set_runner(self)
@@ -96,12 +95,10 @@ class LitAgentRunner(Runner[T]):
             import_ahead()
 
     def teardown_worker(self, worker_id: int) -> None:
-        """Drop the reference to the store."""
         self.tracer.teardown_worker(worker_id)
         self._store = None
 
     def teardown(self) -> None:
-        """Tear down the tracer, and drop the reference to the agent."""
         self.tracer.teardown()
         self._agent = None
 
@@ -121,7 +118,7 @@ class LitAgentRunner(Runner[T]):
     async def iter(self, event: Latch | None = None) -> None:
         """Claim and run rollouts until `event` is set or `max_rollouts` have run."""
         attempts = self._attempt_runner()
-        with LagWatchdog.beside_this_loop(looks=self.debugger is None) as watchdog:
+        with LagWatchdog.beside_this_loop(watches=self.debugger is None) as watchdog:
             async with attempts.watch.working():
                 await self._iter(attempts, watchdog, event or Latch())
 
@@ -165,7 +162,7 @@ class LitAgentRunner(Runner[T]):
         """Claim and start rollouts until cancelled or until `max_rollouts` are claimed."""
         while self.max_rollouts is None or running.started < self.max_rollouts:
             concurrency = self.concurrency if self.debugger is None else 1
-            room = await running.room(concurrency, self.most_at_first)
+            room = await running.room(concurrency, self.max_at_first)
             limit = room if self.max_rollouts is None else min(room, self.max_rollouts - running.started)
             rollouts = await running.watchdog.claim(
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
@@ -315,10 +312,10 @@ class _RunningSet:
             "attempts_succeeded": self.succeeded,
         }
 
-    async def room(self, concurrency: int, most_at_first: int | None) -> int:
+    async def room(self, concurrency: int, max_at_first: int | None) -> int:
         """Wait until at least one more attempt may start. Return how many may."""
         while True:
-            limit = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
+            limit = concurrency if max_at_first is None else min(concurrency, max_at_first + self.ended)
             if limit > len(self.tasks) and not self.failed.done():  # else the runner ends
                 return limit - len(self.tasks)
             self._changed.clear()

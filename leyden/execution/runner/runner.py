@@ -94,7 +94,7 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
 
     concurrency: int = 1
     """The most rollouts that the runner works on at a time."""
-    most_at_first: int | None = None
+    max_at_first: int | None = None
     """How many rollouts `iter` may have in flight at first. Each rollout that ends raises the limit by one, up to
     `concurrency`. None: `concurrency` from the start.
 

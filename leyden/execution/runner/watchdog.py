@@ -187,8 +187,8 @@ class LagWatchdog:
 
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, *, looks: bool = True) -> None:
-        """looks: whether to watch the loop from a thread; False for a loop that a debugger may stop."""
+    def __init__(self, *, watches: bool = True) -> None:
+        """watches: whether to watch the loop from a thread; False for a loop that a debugger may stop."""
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._native_id = threading.get_native_id()
         self._users = 0
@@ -203,21 +203,21 @@ class LagWatchdog:
         self._factory_before = self._loop.get_task_factory()
         self._factory = self._new_task
         self._loop.set_task_factory(self._factory)
-        if looks:
+        if watches:
             thread = threading.Thread(target=self._run, name="leyden-watchdog", daemon=True)
             contextvars.Context().run(thread.start)  # from an empty context: the thread belongs to no trace
 
     @classmethod
     @contextlib.contextmanager
-    def beside_this_loop(cls, *, looks: bool = True) -> Generator[LagWatchdog]:
+    def beside_this_loop(cls, *, watches: bool = True) -> Generator[LagWatchdog]:
         """Yield the running loop's watchdog. The first caller starts it, and it ends with its last.
 
-        looks: whether a new watchdog watches the loop; False under a debugger.
+        watches: whether a new watchdog watches the loop; False under a debugger.
         """
         loop = asyncio.get_running_loop()
         watchdog = cls._by_loop.get(loop)
         if watchdog is None:
-            watchdog = cls._by_loop[loop] = cls(looks=looks)
+            watchdog = cls._by_loop[loop] = cls(watches=watches)
         watchdog._users += 1
         try:
             yield watchdog

@@ -30,7 +30,6 @@ class WorkerBundle:
     """The names under which the store knows the workers, by worker id."""
 
     def init(self) -> None:
-        """Bind the agent, the hooks and the recorders to the runner."""
         self.runner.init(self.agent, hooks=self.hooks, recorders=self.recorders)
 
     @property
@@ -43,14 +42,13 @@ class WorkerBundle:
     ) -> None:
         """Run one worker: set up a copy of the runner, run it until the event is set, tear it down.
 
-        at_most: how many rollouts the worker may have in flight at first (`Runner.most_at_first`).
+        at_most: how many rollouts the worker may have in flight at first (`Runner.max_at_first`).
         """
         runner = copy.copy(self.runner)
-        runner.most_at_first = at_most
+        runner.max_at_first = at_most
         runner.init_worker(worker_id, store, worker_name=self.worker_names[worker_id])
         with torn_down(lambda: runner.teardown_worker(worker_id)):
             await runner.iter(event=event)
 
     def teardown(self) -> None:
-        """Release the runner's tracer and agent."""
         self.runner.teardown()

@@ -1,6 +1,6 @@
 """Run one program under its supervisor, and read the supervisor's report.
 
-It knows processes and pipes, and neither attempts nor rewards. The supervisor is a process of its own, so that a
+It knows processes and pipes, and neither attempts nor rewards. The supervisor is a separate process, so that a
 program that writes gigabytes costs the runner's event loop nothing, and so that a killed runner does not leave the
 program running.
 """
@@ -98,7 +98,7 @@ class RunningProgram:
         self._program = program
         spec = Path(program.directory) / _SPEC
         spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))
-        # A session of its own: Ctrl-C in the terminal reaches only the runner, which ends the
+        # Its own session: Ctrl-C in the terminal reaches only the runner, which ends the
         # program in good order. An empty context: the supervisor belongs to no attempt. Without
         # the runner's mark: whoever kills a runner's marked processes must spare the supervisor,
         # which ends the program and then itself.

@@ -1,10 +1,10 @@
 """Start one program, keep the head and tail of its output, limit its memory, and end it with all of its descendants.
 
-It is a process of its own between the runner and the program, started by `program.py`. It imports only the standard
+It is a separate process between the runner and the program, started by `program.py`. It imports only the standard
 library, and little of that, because each attempt pays for its start. It reads and writes `marshal`, because the same
 Python is at both ends.
 
-It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in a session of its own
+It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in its own session
 is found as well. It ends all of them when the program has ended, when the runner requests it (by a byte, or the end, of
 its standard input), when the runner dies in any way, and when together they exceed the memory limit. Then it writes one
 report to its standard output and ends. It knows no attempt, no model and no reward.
@@ -224,7 +224,7 @@ class Supervisor:
         return bool(data)
 
     def _read_rest(self, fd: int) -> None:
-        """Read what is left in a pipe after the program's end.
+        """Read the rest of a pipe after the program's end.
 
         At most 64 reads, which is more than a pipe holds: a process that could not be killed may write for ever.
         """
@@ -295,7 +295,7 @@ class Supervisor:
 
 
 def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None:
-    """Execute the program in the forked child, in a session of its own. Never returns.
+    """Execute the program in the forked child, in its own session. Never returns.
 
     stdout, stderr, failed: descriptors to write to. A failure to execute goes to `failed`, as text.
     """
@@ -372,7 +372,7 @@ def _noted(number: int, frame: object) -> None:
     """Handle SIGCHLD by doing nothing: the wake-up pipe reports it."""
 
 
-def _forget(directory: str) -> None:
+def _remove_folder(directory: str) -> None:
     import shutil
 
     shutil.rmtree(directory, ignore_errors=True)
@@ -397,7 +397,7 @@ def main(spec_path: str) -> None:
         raise
     if head.get("cause") == "request" or os.getppid() != spec["runner_pid"]:
         # The runner may have died, or be about to, and then would not delete the folder itself.
-        _forget(spec["directory"])
+        _remove_folder(spec["directory"])
     with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as report:
         marshal.dump({**head, "output": supervisor.output()}, report)
     os._exit(0)  # at once, because the runner waits for this process when it has read the report
