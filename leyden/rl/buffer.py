@@ -35,7 +35,7 @@ class Buffer(Protocol):
     num_envs: int
 
     def begin_collect(self) -> None:
-        """Begin a collect, in which every episode begins anew."""
+        """Begin a collect, in which every episode begins again."""
         ...
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
@@ -125,7 +125,11 @@ class RolloutBuffer:
                 "it grows, raise it to at least the steps of all episodes of one collect, or collect fewer episodes"
             )
         if not self._allocated:
-            self._allocate(obs, actions, extras)
+            rows = (self.capacity, self.num_envs)
+            self.obs = allocate(obs, rows)
+            self.actions = np.zeros((*rows, *actions.shape[1:]), actions.dtype)
+            self.extras = {name: np.zeros((*rows, *array.shape[1:]), array.dtype) for name, array in extras.items()}
+            self._allocated = True
         elif self.n_rows == self.capacity:
             self._grow()
         row = self.n_rows
@@ -160,14 +164,11 @@ class RolloutBuffer:
                 self._final.append((row, env, mapped(obs, lambda array, env=env: np.copy(array[env]))))
         self.n_rows += 1
         for env in lost:
-            self._drop(row, env)
-
-    def _drop(self, row: int, env: int) -> None:
-        self._final = [final for final in self._final if final[:2] != (row, env)]
-        ended = self.terminated[:row, env] | self.truncated[:row, env] | ~self.mask[:row, env]
-        begin = int(np.flatnonzero(ended)[-1]) + 1 if ended.any() else 0
-        self.n_steps -= int(np.count_nonzero(self.mask[begin : row + 1, env]))
-        self.mask[begin : row + 1, env] = False
+            self._final = [final for final in self._final if final[:2] != (row, env)]
+            ended = self.terminated[:row, env] | self.truncated[:row, env] | ~self.mask[:row, env]
+            begin = int(np.flatnonzero(ended)[-1]) + 1 if ended.any() else 0
+            self.n_steps -= int(np.count_nonzero(self.mask[begin : row + 1, env]))
+            self.mask[begin : row + 1, env] = False
 
     def final_observations(self) -> FinalObservations | None:
         """Return the last observations of the episodes that were truncated but not terminated; None if there are
@@ -199,13 +200,6 @@ class RolloutBuffer:
             return merged if at is None else merged[at]
 
         return mapped(batch, rows)
-
-    def _allocate(self, obs: Batch, actions: Array, extras: Mapping[str, Array]) -> None:
-        rows = (self.capacity, self.num_envs)
-        self.obs = allocate(obs, rows)
-        self.actions = np.zeros((*rows, *actions.shape[1:]), actions.dtype)
-        self.extras = {name: np.zeros((*rows, *array.shape[1:]), array.dtype) for name, array in extras.items()}
-        self._allocated = True
 
     def _grow(self) -> None:
         """Double the rows. This can happen below `size`, because idle environments leave gaps."""
@@ -292,7 +286,10 @@ class ReplayBuffer:
         """
         if lost:
             self._latest[list(lost)] = -1
-            self._keep_actions(~np.isin(self._ids, lost))
+            kept = ~np.isin(self._ids, lost)  # they move to the first of the slots that were just filled
+            old, self._ids, self._slots = self._slots[kept], self._ids[kept], self._slots[: int(kept.sum())]
+            write(self.obs, self._slots, copied(select(self.obs, old)))
+            self.actions[self._slots] = self.actions[old].copy()
         ids, slots = self._ids, self._slots
         if not len(ids):
             return
@@ -308,19 +305,10 @@ class ReplayBuffer:
         self._count = min(self._count + len(ids), self.size)
         self.n_new += len(ids)
 
-    def _keep_actions(self, kept: NDArray[np.bool_]) -> None:
-        """Keep some of the actions that were just added, moved to the first of their slots.
-
-        kept: (n,), which of them.
-        """
-        old, self._ids, self._slots = self._slots[kept], self._ids[kept], self._slots[: int(kept.sum())]
-        write(self.obs, self._slots, copied(select(self.obs, old)))
-        self.actions[self._slots] = self.actions[old].copy()
-
     def set_num_envs(self, num_envs: int) -> None:
         """Set the number of environments of the next collect, and keep the transitions.
 
-        Raise ConfigError if the buffer is too small for so many environments.
+        Raise ConfigError if the buffer is too small for that many environments.
         """
         if num_envs != self.num_envs:
             _check_size(self.size, num_envs)

@@ -4,7 +4,7 @@ A simulator is one trajectory; it knows its own state and how an action changes 
 state into the policy's observation, and the action interpreter turns the policy's action into the simulator's. The
 reward is a number for each step. None of them knows a policy, and interpreters and rewards hold no state of an episode.
 
-To write a part, subclass its class here; `leyden.rl.check_simulator` runs a trajectory and reports what is wrong.
+To write a part, subclass its class here; `leyden.rl.check_simulator` runs a trajectory and reports its problems.
 `EnvWrapper` sets a weak reference to itself in each part, so a part belongs to one environment at a time: the last one
 that was made with it. A part that is copied or sent to another process arrives without the reference.
 """
@@ -225,7 +225,7 @@ class Reward(EnvComponent, ABC, Generic[StateType]):
 class RewardCombination(Reward[StateType]):
     """A weighted sum of rewards. Each weighted part is logged under its name.
 
-    The parts have the `env` of the sum, so they can log values of their own.
+    The parts have the `env` of the sum, so they can log values too.
     """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward[StateType], float]]) -> None:

@@ -35,7 +35,7 @@ NO_ITEM: Final = NoItem.NO_ITEM
 
 @dataclass(frozen=True, slots=True)
 class Seed(Generic[T]):
-    """The initial state of one episode: an item of a data set, and its place in the order."""
+    """The initial state of one episode: an item of a data set, and its position in the order."""
 
     index: int
     """The item's index in the data set."""
@@ -81,7 +81,7 @@ class SeedPlan(Generic[T]):
         """Begin before the first item.
 
         repeat: the number of passes; -1: without end.
-        shuffle: give each pass an order of its own, which `seed` and the number of the pass decide.
+        shuffle: give each pass its own order, which `seed` and the number of the pass decide.
         Raise ConfigError for a `repeat` below -1, and for items without a length.
         """
         check_number("repeat", repeat, at_least=-1, whole=True)
@@ -135,7 +135,13 @@ class SeedPlan(Generic[T]):
 
     def _next(self) -> tuple[int, int]:
         """Return number and index of the next seed. The plan must not be exhausted."""
-        return self._returned[0] if self._returned else (self._taken, self._index())
+        if self._returned:
+            return self._returned[0]
+        if not self._shuffle:
+            return self._taken, self._cursor
+        if self._order is None or self._order[0] != self._pass:
+            self._order = self._pass, np.random.default_rng((self._seed, self._pass)).permutation(self._size)
+        return self._taken, int(self._order[1][self._cursor])
 
     def _advance(self, number: int, index: int) -> None:
         """Mark the seed that `_next` returned as taken."""
@@ -207,13 +213,6 @@ class SeedPlan(Generic[T]):
                 f"seed {seed.index} (number {seed.number}) is not under way; it was finished or given back before"
             )
         return index
-
-    def _index(self) -> int:
-        if not self._shuffle:
-            return self._cursor
-        if self._order is None or self._order[0] != self._pass:
-            self._order = self._pass, np.random.default_rng((self._seed, self._pass)).permutation(self._size)
-        return int(self._order[1][self._cursor])
 
 
 class _IteratorSeeds:

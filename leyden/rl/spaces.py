@@ -44,10 +44,6 @@ class GymSpaceValidationError(LeydenError, ValueError):
     """
 
     def __init__(self, message: str, space: AnySpace, sample: Any) -> None:
-        """Keep all three arguments as attributes.
-
-        sample: what is not in `space`.
-        """
         super().__init__(message, space, sample)
         self.message = message
         self.space = space

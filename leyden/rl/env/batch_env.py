@@ -66,8 +66,8 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
             return [self._failure(env, 0, "began", error) for env, _ in starts]
         read = self._layout.reader(obs)
-        for place, (env, _) in enumerate(starts):
-            self._write(env, read(place))
+        for index, (env, _) in enumerate(starts):
+            self._write(env, read(index))
         self._totals[rows] = 0.0
         self._rows.rewards[rows] = 0.0
         self._rows.terminated[rows] = self._rows.truncated[rows] = False
@@ -76,7 +76,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         """Step all rows, write their results, and return infos with the statistics of ended episodes.
 
-        If the simulator raises, or a reward is no finite number, the episodes of all rows fail.
+        If the simulator raises, or a reward is not finite, the episodes of all rows fail.
         mask: (num_envs,), which must be the rows with a running episode.
         """
         if not np.array_equal(mask, self.alive):

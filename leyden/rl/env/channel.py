@@ -125,8 +125,4 @@ class SharedMemoryFile:
 
 
 def _in_child(descriptor: Any) -> SharedMemoryFile:
-    """Return the file in the child process.
-
-    descriptor: what `DupFd` has become there.
-    """
     return SharedMemoryFile(descriptor.detach())

@@ -44,7 +44,7 @@ def check_simulator(
     max_steps: int = 1000,
     seed: int = 0,
 ) -> SimulatorReport:
-    """Run one trajectory with random actions, and return a report of what is wrong.
+    """Run one trajectory with random actions, and return a report of its problems.
 
     Errors of the simulator and the interpreters are in the report, and are not raised.
     initial_state: an item of the data set; leave it out if simulators take no argument.
@@ -64,7 +64,15 @@ def check_simulator(
     doing, total = "a first reset", 0.0
     try:
         first = _copy(env.begin(initial_state, (seed, 0)))
-        _check_start(env, problems)
+        simulator = env.simulator
+        assert simulator is not None
+        one = _copy(env.state_interpreter(simulator.get_state()))
+        if not _equal(one, env.state_interpreter(simulator.get_state())):
+            problems.append(
+                "get_state() returns another state when it is called twice; only step() may change a simulator"
+            )
+        if simulator.done():
+            problems.append("done() is True before the first step; leave such initial states out of the data set")
         doing = "a second reset"
         again = env.begin(initial_state, (seed, 0))
         if not _equal(first, again):
@@ -99,28 +107,13 @@ def check_simulator(
         if not env.status["done"] and not problems:
             notes.append(f"the trajectory has not ended after {max_steps} steps")
     except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is a finding
-        problems.append(f"{doing}: {traceback.format_exc().strip() if not str(error) else _last(error)}")
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{traceback.format_exception_only(error)[-1].strip()} (at {raised.filename}:{raised.lineno})"
+        problems.append(f"{doing}: {line if str(error) else traceback.format_exc().strip()}")
     observation_space: Any = env.observation_space
     if isinstance(observation_space, spaces.Box) and cast(Any, observation_space).low.dtype == np.float64:
         notes.append("observations are float64; policies compute in float32, which takes half the memory")
     return SimulatorReport(env.status["cur_step"], total, problems, notes)
-
-
-def _check_start(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -> None:
-    """Add a problem if the state is another one when it is read twice, or if the episode is over."""
-    simulator = env.simulator
-    assert simulator is not None
-    one = _copy(env.state_interpreter(simulator.get_state()))
-    if not _equal(one, env.state_interpreter(simulator.get_state())):
-        problems.append("get_state() returns another state when it is called twice; only step() may change a simulator")
-    if simulator.done():
-        problems.append("done() is True before the first step; leave such initial states out of the data set")
-
-
-def _last(error: BaseException) -> str:
-    """Return an error in one line, with the place where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{traceback.format_exception_only(error)[-1].strip()} (at {frames[-1].filename}:{frames[-1].lineno})"
 
 
 def _copy(sample: Any) -> Any:

@@ -93,19 +93,19 @@ class View(NamedTuple):
         layout, actions: of observations and actions.
         resize: set the file's size first; the parent does, once.
         """
-        n, place = sizes.n_envs, 0
+        n, end = sizes.n_envs, 0
         shares = layout.unshared is None and actions.unshared is None
 
         def room(nbytes: int) -> int:
             """Return the offset of the next part, which begins at a multiple of 64 bytes."""
-            nonlocal place
-            at, place = place, place + -(-nbytes // 64) * 64
-            return at
+            nonlocal end
+            start, end = end, end + -(-nbytes // 64) * 64
+            return start
 
         progress, todo, rewards, terminated, truncated = (room(size) for size in (8 * sizes.n_workers, n, 8 * n, n, n))
         obs, acts = (room(layout.nbytes(n)), room(actions.nbytes(n))) if shares else (0, 0)
         if resize:
-            file.resize(place)
+            file.resize(end)
         memory = file.map()
         rows = Rows(
             layout.allocate(n, memory, obs),
@@ -167,8 +167,6 @@ def _serve(
 
     With shared memory, SIGNAL is the command to step the environments that are marked in `todo`, and a reply without
     infos and failures is a SIGNAL too.
-    number: of this worker.
-    part: the numbers of its environments among all.
     """
     layout, actions = layout_of(group.observation_space), layout_of(group.action_space)
     view = View.of(file, sizes, layout, actions, resize=False)

@@ -1,6 +1,6 @@
 """Make vectorised environments of a kind that is given by name.
 
-To add a kind, subclass `FiniteVectorEnv` in a module of its own and add a line to `ENV_KINDS`. A class of another
+To add a kind, subclass `FiniteVectorEnv` in its own module and add a line to `ENV_KINDS`. A class of another
 package is named by its import path.
 """
 
@@ -113,25 +113,18 @@ _ENV: Any = gymnasium.Env
 def _check_factories(given: Any) -> None:
     """Raise ConfigError for anything but an id, a function or a list of them."""
     for factory in cast("list[Any]", given) if isinstance(given, list | tuple) else [given]:
-        _check_factory(factory)
-
-
-def _check_factory(factory: Any) -> None:
-    if isinstance(factory, str) or (callable(factory) and not isinstance(factory, _ENV)):
-        return
-    if hasattr(factory, "step") and hasattr(factory, "reset"):
-        raise ConfigError(
-            f"env_factory is the environment {shown(factory)}; give a function that makes one, because each of the environments is "
-            f"a new one: `lambda: {type(factory).__name__}(...)`, an id of Gymnasium's registry, or a class"
-        )
-    raise ConfigError(f"env_factory is {shown(factory)}; give a function that makes an environment, or an id")
+        if isinstance(factory, str) or (callable(factory) and not isinstance(factory, _ENV)):
+            continue
+        if hasattr(factory, "step") and hasattr(factory, "reset"):
+            raise ConfigError(
+                f"env_factory is the environment {shown(factory)}; give a function that makes one, because each of the environments is "
+                f"a new one: `lambda: {type(factory).__name__}(...)`, an id of Gymnasium's registry, or a class"
+            )
+        raise ConfigError(f"env_factory is {shown(factory)}; give a function that makes an environment, or an id")
 
 
 class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment of Gymnasium's registry, which is reset with the seed alone.
-
-    It may have options of its own, so it does not get the seed's item as an option.
-    """
+    """An environment of Gymnasium's registry, which is reset with the seed alone, because the options are its own."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         item = None if options is None else options["seed_item"]

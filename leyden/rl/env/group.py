@@ -35,7 +35,7 @@ EnvFactory: TypeAlias = Callable[[], AnyEnv]
 Start: TypeAlias = tuple[int, Seed[Any]]
 """The number of an environment within its group, and the seed of its next episode."""
 Infos: TypeAlias = dict[int, dict[str, Any]]
-_MOST_WRAPPERS: Final = 100
+_MAX_WRAPPERS: Final = 100
 _STEP: Final = "(observation, reward, terminated, truncated, info)"
 _EPISODE_METRICS: Final = ("reward", "steps_per_episode")
 """The metrics of every episode, whose names no logged value may have."""
@@ -119,8 +119,8 @@ class EnvGroup:
 
         layout, actions: of observations and actions.
         rows: for the results.
-        progress: an array of one number in which to keep `at_work`, such as shared memory; None: memory of the group's
-            own.
+        progress: an array of one number in which to keep `at_work`, such as shared memory; None: its own
+            memory.
         """
         self._progress: Any = [0] if progress is None else progress
         self._actions = actions
@@ -220,7 +220,7 @@ def require_distinct(envs: Sequence[AnyEnv]) -> None:
 def _chain(env: Any) -> Iterator[object]:
     """Yield an environment and those that it wraps, in `unwrapped` or in `env` as Gymnasium's wrappers do."""
     outer = env
-    for _ in range(_MOST_WRAPPERS):
+    for _ in range(_MAX_WRAPPERS):
         yield env
         inner = getattr(env, "env", None)
         if inner is None or inner is env or not (hasattr(inner, "step") and hasattr(inner, "reset")):
@@ -347,9 +347,7 @@ class _WrapperSlot(_Slot):
 
 
 class _GymSlot(_Slot):
-    """A Gymnasium environment. An integer item is its seed; for other items, the seed derives from the seed plan's and
-    the episode's number.
-    """
+    """A Gymnasium environment."""
 
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)

@@ -44,7 +44,6 @@ from leyden.rl.env.group import (
     EnvFactory,
     EnvFailure,
     Infos,
-    Rows,
     Start,
     cores,
     require_same_spaces,
@@ -57,8 +56,8 @@ from leyden.rl.seed import SeedsLike
 from leyden.rl.spaces import Batch, layout_of
 
 logger = logging.getLogger(__name__)
-_MOST_TRIES = 8
-"""How often making a worker's environments is tried, because a worker may die while it makes them."""
+_MAX_TRIES = 8
+"""Attempts to make a worker's environments, because a worker may die while it makes them."""
 _LAST_SECONDS = 2.0
 """Seconds that all workers together may take to close their environments."""
 
@@ -93,12 +92,9 @@ class _EnvWorker:
     ) -> None:
         """Start nothing yet.
 
-        number: of the worker.
-        part: its environments, by their numbers among all.
+        part: the worker's environments, by their numbers among all.
         packed: their factories, pickled.
-        file: the shared memory, whose size `sizes` decides.
         seeds: of the worker's process-wide random generators.
-        wants_steps: whether a writer wants the values of each step.
         """
         self.number, self.part = number, part
         self.rows = slice(part.start, part.stop)
@@ -298,23 +294,17 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
     def _first_ready(self, worker: _EnvWorker) -> EnvsReady:
         """Wait for a worker that was just started. Restart it if it dies, unless failures are raised."""
-        for attempt in range(_MOST_TRIES):
+        for attempt in range(_MAX_TRIES):
             try:
                 return worker.ready(self._timeout, self._quiet_seconds)
             except _WorkerLost as lost:
                 # with a traceback, a factory has raised an error, and would again
-                if lost.traceback or self._on_worker_error == "raise" or attempt == _MOST_TRIES - 1:
+                if lost.traceback or self._on_worker_error == "raise" or attempt == _MAX_TRIES - 1:
                     raise self._not_made(worker, lost) from None
                 logger.warning("worker %d is started again: %s", worker.number, lost.how)
             worker.end()
             worker.start()
         raise AssertionError("not reached")
-
-    def _ready(self, worker: _EnvWorker) -> EnvsReady:
-        try:
-            return worker.ready(self._timeout, self._quiet_seconds)
-        except _WorkerLost as lost:
-            raise self._not_made(worker, lost) from None
 
     def _not_made(self, worker: _EnvWorker, lost: _WorkerLost) -> SimulatorError | ConfigError:
         if "leyden.errors.ConfigError: " in lost.how:  # what every kind raises for a wrong factory
@@ -387,16 +377,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             return {}, []
         assert isinstance(answer, Results)
         if answer.rows is not None:
-            self._copy_rows(worker, answer.rows)
+            mine, rows = self._rows.part(worker.rows), answer.rows
+            write(mine.obs, ..., rows.obs)
+            mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
         if start == 0:
             return answer.infos, answer.failures
         infos = {env + start: info for env, info in answer.infos.items()}
         return infos, [replace(failure, env=failure.env + start) for failure in answer.failures]
-
-    def _copy_rows(self, worker: _EnvWorker, rows: Rows) -> None:
-        mine = self._rows.part(worker.rows)
-        write(mine.obs, ..., rows.obs)
-        mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
 
     def _replace(self, worker: _EnvWorker, envs: Sequence[int], doing: str, lost: _WorkerLost) -> list[EnvFailure]:
         """Replace a worker that was lost. Return the failures of all its episodes.
@@ -405,18 +392,22 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         envs: the environments that were commanded, by their numbers in the worker.
         """
         at_work = int(self._view.progress[worker.number])
-        for attempt in range(_MOST_TRIES):  # what killed the worker may kill the next one too
+        for attempt in range(_MAX_TRIES):  # what killed the worker may kill the next one too
             worker.end()
             worker.start()
             try:
-                if self._ready(worker) != self._spaces:
+                try:
+                    ready = worker.ready(self._timeout, self._quiet_seconds)
+                except _WorkerLost as again:
+                    raise self._not_made(worker, again) from None
+                if ready != self._spaces:
                     raise ConfigError(
                         "the environments that a new worker made have other spaces than those before; factories must make the "
                         "same environments each time"
                     )
                 self._let_open(worker)
             except SimulatorError:
-                if attempt == _MOST_TRIES - 1:
+                if attempt == _MAX_TRIES - 1:
                     raise
             else:
                 break

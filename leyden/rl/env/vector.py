@@ -40,7 +40,7 @@ T = TypeVar("T")
 OnWorkerError: TypeAlias = Literal["raise", "skip", "retry"]
 Writers: TypeAlias = EnvWriter | Sequence[EnvWriter] | None
 Mask: TypeAlias = NDArray[np.bool_]
-_MOST_SKIPS: Final = 1000
+_MAX_SKIPS: Final = 1000
 """The most episodes in a row that may be skipped, unless one pass over the seeds has fewer."""
 
 
@@ -290,7 +290,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
         for env in np.flatnonzero((rows.terminated | rows.truncated) & mask).tolist():
             self._end(env, infos)
         if infos and not self._has_logged_note:
-            self._log_note(infos)
+            for env, info in infos.items():
+                if (note := info.pop("note", None)) is not None and not self._has_logged_note:
+                    self._has_logged_note = True
+                    logger.warning("environment %d: %s (logged once)", env, note)
         if failures:
             self._lose(failures, set())
         if self._unreported:
@@ -393,7 +396,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 self._unreported[env] = {"lost": lost}
         if fatal is not None:
             raise self._error(*fatal) from fatal[0].error
-        if len(self._skipped) >= self._most_skips():
+        size = getattr(self._seeds, "__len__", None)
+        one_pass = _MAX_SKIPS if size is None else min(size(), _MAX_SKIPS)
+        if len(self._skipped) >= max(one_pass, self._max_retries + 1):
             failure, seed = self._skipped[0]
             n, self._skipped = len(self._skipped), []
             raise self._error(
@@ -413,18 +418,6 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 failure.headline,
             )
         self._skipped.append((failure, seed))
-
-    def _most_skips(self) -> int:
-        """Return how many episodes in a row may be skipped."""
-        size = getattr(self._seeds, "__len__", None)
-        one_pass = _MOST_SKIPS if size is None else min(size(), _MOST_SKIPS)
-        return max(one_pass, self._max_retries + 1)
-
-    def _log_note(self, infos: Infos) -> None:
-        for env, info in infos.items():
-            if (note := info.pop("note", None)) is not None and not self._has_logged_note:
-                self._has_logged_note = True
-                logger.warning("environment %d: %s (logged once)", env, note)
 
     def _error(self, failure: EnvFailure, seed: Seed[Any], first: str = "") -> SimulatorError:
         """Return the error for a failed environment, which names the remedy.
@@ -490,14 +483,14 @@ def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: thread
 
     Runs in a thread until `ended` is set.
     """
-    before, looks = None, 1
+    before, checks = None, 1
     while not ended.wait(quiet_seconds):
         venv = of()
         where = None if venv is None else venv.where()
         del venv  # a reference would keep the environment alive during the wait
-        looks = looks + 1 if where is not None and where == before else 1
+        checks = checks + 1 if where is not None and where == before else 1
         before = where
-        waits = looks - 1
+        waits = checks - 1
         if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8, ... waits
             logger.warning(
                 "%s not returned for %g s. It continues; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",

@@ -159,7 +159,7 @@ class EnvWrapper(
     def np_random(self) -> np.random.Generator:
         """The generator that simulators, interpreters and rewards draw from.
 
-        In a vectorised environment each episode has a generator of its own, seeded from the seed plan's seed and the
+        In a vectorised environment each episode has its own generator, seeded from the seed plan's seed and the
         episode's number. So the numbers depend neither on the kind of environment nor on the number of workers.
         """
         if self._entropy is not None:

@@ -2,7 +2,7 @@
 
 torch is imported when a name that needs it is first used. The adapters import neither Stable-Baselines3 nor tianshou,
 because the policy that they are given has imported its library already. To add a policy to this package, write a module
-beside `ppo.py` and a line in this file. A policy of your own is passed to the vessel and needs neither.
+beside `ppo.py` and a line in this file. Your own policy is passed to the vessel and needs neither.
 """
 
 from typing import TYPE_CHECKING

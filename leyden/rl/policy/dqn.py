@@ -38,7 +38,7 @@ class DQN(TorchPolicy):
     stops at the end of an episode. If a limit cut the episode off, the value of its last observation is still added; if
     it terminated, nothing is.
 
-    The arguments have Qlib's names, but defaults of their own.
+    The arguments have Qlib's names, but other defaults.
     """
 
     module: QNetwork

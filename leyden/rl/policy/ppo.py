@@ -143,8 +143,10 @@ class PPO(TorchPolicy):
             outputs = self.module.policy(self._tensors(obs))
             if self._device is not None:
                 outputs = outputs.cpu()
-            draw = explore or not self.deterministic_eval
-            sample, logp = self._actions.draw(outputs, self._log_std(), self.generator if draw else None)
+            draw, log_std = explore or not self.deterministic_eval, self.module.log_std
+            if log_std is not None and self._device is not None:
+                log_std = log_std.cpu()
+            sample, logp = self._actions.draw(outputs, log_std, self.generator if draw else None)
             extras = {"logp": logp.numpy(), "sample": sample.numpy()}
         if not math.isfinite(extras["logp"].sum()):
             raise self._not_finite(obs)
@@ -154,7 +156,7 @@ class PPO(TorchPolicy):
         """Learn from a collect. Return the means of the metrics over minibatches.
 
         batch_size: the samples of a minibatch; a remainder joins the last one.
-        repeat: the passes over the collect, each in an order of its own.
+        repeat: the passes over the collect, each in its own order.
         Raise ConfigError for an empty buffer or an unknown option. Raise EngineError, which names the network, if a
         loss or gradient is not finite.
         """
@@ -270,10 +272,6 @@ class PPO(TorchPolicy):
                     for at in range(0, n, self.max_batch_size)
                 ]
             )
-
-    def _log_std(self) -> Tensor | None:
-        log_std = self.module.log_std
-        return log_std if log_std is None or self._device is None else log_std.cpu()
 
     def _more_state(self) -> dict[str, Any]:
         return {} if self._returns is None else {"returns": self._returns.state_dict()}

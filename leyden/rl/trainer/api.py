@@ -1,4 +1,4 @@
-"""`train` and `backtest`: one call each, without a vessel of your own.
+"""`train` and `backtest`: one call each, without writing a vessel.
 
 Their positional arguments are those of Qlib.
 """

@@ -53,8 +53,8 @@ class Trainer(TrainLoop):
     """Trains vessels; each `fit` is one run.
 
     max_iters: iterations in all, including those before a resume; None: until a callback stops the run.
-    val_every_n_iters: validate after every so many iterations. None, or more than `max_iters`: once, after the last of
-        them, if the vessel has `val_initial_states`; a run that is stopped before does not come to it.
+    val_every_n_iters: iterations between two validations. None, or more than `max_iters`: one validation at the end, if
+        the vessel has `val_initial_states` and the run is not stopped before.
     loggers: writers of metrics; each takes the rows of stages, episodes or steps.
     callbacks: called between the stages, with the trainer and the vessel.
     finite_env_type: where the simulators run: "dummy" (in this thread), "thread" (in threads), "subproc" (in processes)
@@ -171,7 +171,7 @@ class Trainer(TrainLoop):
 
         The first Ctrl-C ends the run after the current stage and keeps it.
         ckpt_path: a checkpoint's directory, a directory of checkpoints (for its newest intact one), a `.pth` file of
-            `Checkpoint`, or the value of `Checkpoint.latest()`. None: begin anew, or from the state of
+            `Checkpoint`, or the value of `Checkpoint.latest()`. None: start over, or from the state of
             `load_state_dict`.
         resume: continue the run in `run_dir`, from `ckpt_path` or else from the newest checkpoint in its
             `checkpoints/`, if there is one. Recorded metrics after it are removed. Another class of policy raises

@@ -215,7 +215,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     of their initial states once.
 
     train_initial_states, val_initial_states, test_initial_states: data sets with a length and items by index; None: the
-        stage is not available. Training states are shuffled anew in each pass, and each training stage continues where
+        stage is not available. Training states are shuffled again in each pass, and each training stage continues where
         the last one ended. The others are taken in order.
     buffer_size: the transitions that the policy's buffer holds; None: PPO's grows with the collect, DQN's holds 20,000.
     episode_per_iter: the episodes of each training stage.
