@@ -92,13 +92,13 @@ class TrainedPart:
         columns: the names of the columns to keep.
         index: its index in the call.
         """
-        at = [place for place, weight in enumerate(sequence.weights) if weight]  # indices of the trained tokens
+        trained = [index for index, weight in enumerate(sequence.weights) if weight]
         return cls(
-            inputs=list(sequence.token_ids[: at[-1]]),
-            positions=[place - 1 for place in at],
-            targets=[sequence.token_ids[place] for place in at],
-            weights=[sequence.weights[place] for place in at],
-            columns=[[sequence.columns[name][place] for place in at] for name in columns],
+            inputs=list(sequence.token_ids[: trained[-1]]),
+            positions=[at - 1 for at in trained],
+            targets=[sequence.token_ids[at] for at in trained],
+            weights=[sequence.weights[at] for at in trained],
+            columns=[[sequence.columns[name][at] for at in trained] for name in columns],
             index=index,
         )
 
@@ -169,6 +169,6 @@ class Targets:
         return cls(
             ids_N=torch.tensor([token for s in batch for token in s.targets], device=device),
             weights_N=floats(s.weights for s in batch),
-            columns={name: floats(s.columns[place] for s in batch) for place, name in enumerate(columns)},
-            sequence_N=torch.tensor([place for place, s in enumerate(batch) for _ in s.targets], device=device),
+            columns={name: floats(s.columns[index] for s in batch) for index, name in enumerate(columns)},
+            sequence_N=torch.tensor([index for index, s in enumerate(batch) for _ in s.targets], device=device),
         )

@@ -180,8 +180,8 @@ class Chat:
         known = self._turns.longest(text, keys, read)
         if known is None:
             return Prompt(self._text.encode(text, special=False), text)
-        token_ids, place = known
-        return Prompt([*token_ids, *self._text.encode(text[place:], special=False)], text)
+        token_ids, end = known
+        return Prompt([*token_ids, *self._text.encode(text[end:], special=False)], text)
 
     # ---- what the template can express ----------------------------------------------------------
 
@@ -353,10 +353,10 @@ class Chat:
         # Each search begins where the one before it ended, because a search of the whole text for
         # each message would take time that grows with the square of their number.
         lost: list[_Text] = []
-        place = 0
+        start = 0
         for marked_text, given, each in contents:
-            if (at := plain.find(given, place)) >= 0:
-                place = at + len(given)
+            if (at := plain.find(given, start)) >= 0:
+                start = at + len(given)
             elif given not in plain and marked_text in text:
                 lost.append(each)
         written = set(self._mark.findall(text))

@@ -58,7 +58,9 @@ def write_arguments(arguments: Mapping[str, Any]) -> bytes:
     made absolute.
     """
     return to_json(
-        {name: _wired(value) for name, value in arguments.items()}, inf_nan_mode="constants", fallback=_plain
+        {name: _wired(value) for name, value in arguments.items()},
+        inf_nan_mode="constants",
+        fallback=lambda value: value.tolist() if hasattr(value, "tolist") else list(value),
     )
 
 
@@ -168,7 +170,3 @@ def _wired(argument: Any) -> Any:
         name, module = importable_loss(argument)
         return {"name": name, "constants": argument, "module": module}
     return str(Path(argument).absolute()) if isinstance(argument, str | Path) else argument
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else list(value)

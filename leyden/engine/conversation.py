@@ -42,7 +42,7 @@ def _message(item: Any, where: str) -> Json:
     """Return a validated message in the form of chat templates: `developer` becomes `system`, and the content one text.
     Raise Refusal for a message that this engine cannot read.
 
-    where: the message's place in the request, for error messages.
+    where: the message's path in the request, for error messages.
     """
     given = _object(item, where)
     role = given.get("role")
@@ -222,6 +222,6 @@ def _object(value: Any, where: str) -> Json:
 def _wrong(where: str, wanted: str, got: Any) -> Refusal:
     """Return the refusal of a field that is not what it must be.
 
-    where: the field's place in the request.
+    where: the field's path in the request.
     """
     return bad_request(f"{where} must be {wanted}, got {shown(got)}", param=re.split(r"[.\[]", where)[0])

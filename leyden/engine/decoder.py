@@ -149,7 +149,7 @@ class _DecodingRow:
 
 
 class Decoder:
-    """Decodes requests with `forward` on a thread of its own, from `start` to `stop`.
+    """Decodes requests with `forward` on its own thread, from `start` to `stop`.
 
     max_batch_rows: the most requests in a batch; 1 if `deterministic` is set.
     max_prefill_tokens: the most tokens of new prompts that are computed at once, padding included. A longer prompt is
@@ -243,12 +243,12 @@ class Decoder:
                 self._wake.notify()
         return future
 
-    def forget_cache(self) -> None:
+    def drop_cache(self) -> None:
         """Drop all cached keys and values. Those of rows under way are computed again in the next step.
 
         Call it in a chore of `between_steps`.
         """
-        self._slots.forget()
+        self._slots.drop()
         for row in self._rows:
             row.cached = 0
 
@@ -354,7 +354,7 @@ class Decoder:
             self._fail([row.generation for row in rows], EngineError(str(error)))
             for row in list(rows):
                 self._leave(row)
-            self._slots.forget()
+            self._slots.drop()
             return
         if not rows:
             return

@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from leyden._lib.extras import import_optional
 from leyden._lib.host.listening import check_token, is_loopback, listen, netloc
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 Companion = Callable[[Any, str], AbstractAsyncContextManager[object]]
 """Returns the context of a server, given the endpoint as an ASGI application and its base URL."""
-T = TypeVar("T")
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -236,26 +235,30 @@ class EmbeddedBackend(PolicyBackend):
         check_number("temperature", temperature, above=0)
         if values and not self._value_head:
             raise ConfigError(f"{type(self).__name__} has no value head for values=True; make it with value_head=True")
-        return await self._train(lambda running: running.learner.forward(sequences, temperature, values=values))
+        return await started(self._running).train(
+            lambda running: running.learner.forward(sequences, temperature, values=values)
+        )
 
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
     ) -> ForwardBackwardResult:
         check_number("temperature", temperature, above=0)
         self.check_loss(loss)
-        return await self._train(lambda running: running.learner.forward_backward(sequences, loss, temperature))
+        return await started(self._running).train(
+            lambda running: running.learner.forward_backward(sequences, loss, temperature)
+        )
 
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        return await self._train(lambda running: running.optim_step(params))
+        return await started(self._running).train(lambda running: running.optim_step(params))
 
     async def publish_weights(self) -> int:
         return started(self._running).decoder.policy_version  # each step was published when it was made
 
     async def save_state(self, path: Path) -> None:
-        await self._train(lambda running: running.save_state(path))
+        await started(self._running).train(lambda running: running.save_state(path))
 
     async def snapshot_state(self, path: Path) -> bool:
-        await self._train(lambda running: running.snapshot(path))
+        await started(self._running).train(lambda running: running.snapshot(path))
         return True
 
     async def state_written(self, path: Path) -> None:
@@ -264,19 +267,19 @@ class EmbeddedBackend(PolicyBackend):
             await asyncio.wrap_future(writing)
 
     async def load_state(self, path: Path) -> None:
-        await self._train(lambda running: running.load_state(path))
+        await started(self._running).train(lambda running: running.load_state(path))
 
     async def save_pretrained(self, path: Path) -> None:
         from leyden.engine.loading import write_pretrained
 
-        await self._train(lambda running: write_pretrained(running.policy, path))
+        await started(self._running).train(lambda running: write_pretrained(running.policy, path))
 
     async def save_adapter(self, path: Path) -> None:
         if self._lora is None:
             return await super().save_adapter(path)
         from leyden.engine.lora import write_adapter
 
-        return await self._train(lambda running: write_adapter(running.policy.model, path))
+        return await started(self._running).train(lambda running: write_adapter(running.policy.model, path))
 
     async def device(self) -> str:
         return str(next(started(self._running).policy.model.parameters()).device)
@@ -286,15 +289,10 @@ class EmbeddedBackend(PolicyBackend):
 
         if self._lora is not None:
             raise ConfigError(f"{type(self).__name__} with lora= shares no weights; call save_adapter")
-        return await self._train(lambda running: share_weights(running.policy))
+        return await started(self._running).train(lambda running: share_weights(running.policy))
 
     async def statistics(self) -> EngineStatistics:
         return started(self._running).statistics()
-
-    async def _train(self, work: Callable[[RunningPolicy], T]) -> T:
-        """Return the result of `work`, which runs on the training thread."""
-        running = started(self._running)
-        return await running.train(lambda: work(running))
 
     def _start(self) -> None:
         """Build the engine unless it is running. On failure, end its thread and restore torch's settings."""
@@ -402,7 +400,7 @@ class EmbeddedBackend(PolicyBackend):
         check_mergeable(policy.model)
         on_cpu = policy.device_type == "cpu"
         if policy.device_type == "cuda" and torch.backends.cuda.cudnn_sdp_enabled():
-            # cuDNN plans its attention anew for each shape, and each token makes another one.
+            # cuDNN plans its attention again for each shape, and each token makes another one.
             self._had_cudnn_attention = True
             torch.backends.cuda.enable_cudnn_sdp(False)
         if self._threads == "auto" and on_cpu:

@@ -25,7 +25,7 @@ from leyden.engine.wire import ChatRequest
 _REMEMBERED = 64
 """The number of compiled grammars that are cached, because agents use few schemas again and again."""
 _OF_CONTENT = "response_format.json_schema.schema"
-"""The place of the content's schema in a request."""
+"""The path of the content's schema in a request."""
 _SEARCH_SECONDS = 1.0
 """The seconds after which the search for a faulty keyword gives up, because it compiles every part of a schema."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -180,7 +180,7 @@ class _Uncompilable(ValueError):
 
 
 def _schemas(request: ChatRequest) -> dict[str, Json]:
-    """Return the schemas of a request's grammar, as it can hold them, by their place in the request. Raise Refusal for
+    """Return the schemas of a request's grammar, as it can hold them, by their path in the request. Raise Refusal for
     one that cannot be held.
     """
     found: dict[str, Json] = {}

@@ -185,7 +185,7 @@ class IsolatedBackend(PolicyBackend):
 
 
 class _EngineProcess:
-    """`leyden.engine.serve` in a process of its own, and the control connection to it."""
+    """`leyden.engine.serve` in its own process, and the control connection to it."""
 
     def __init__(self, options: dict[str, Any], visitor: Visitor | None, losses: dict[str, str]) -> None:
         self._options, self._visitor, self._losses = options, visitor, losses

@@ -166,12 +166,12 @@ def share_weights(policy: LoadedPolicy) -> SharedWeights:
     weights: dict[str, Any] = {
         name: weight.detach() for name, weight in policy.model.named_parameters(remove_duplicate=False)
     }
-    place = "cpu"
+    device_id = "cpu"
     if policy.device_type == "cuda":
         device = next(iter(weights.values())).device
         torch.cuda.synchronize(device)  # the optimizer's step may still be under way
-        place = str(cast(Any, torch.cuda).get_device_properties(device).uuid)
-    handles = [{place: reductions.reduce_tensor(weight)[1]} for weight in weights.values()]
+        device_id = str(cast(Any, torch.cuda).get_device_properties(device).uuid)
+    handles = [{device_id: reductions.reduce_tensor(weight)[1]} for weight in weights.values()]
     return SharedWeights(
         names=list(weights),
         dtypes=[str(weight.dtype).removeprefix("torch.") for weight in weights.values()],
@@ -196,7 +196,7 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
             # Code that comes with a model is never run, and transformers must not ask on a terminal
             # whether it should be.
             return factory.from_pretrained(str(name), trust_remote_code=False, **options)
-        except Exception as error:  # each format has errors of its own
+        except Exception as error:  # each format has its own errors
             absent = "" if exists else f" (there is no folder {Path(name).absolute()}, so it was taken for a hub name)"
             raise EngineError(
                 f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {error}"

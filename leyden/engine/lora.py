@@ -156,7 +156,7 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Give each layer weights of its own where one with an adapter shares them, such as an output head that is tied to
+    """Give each layer its own weights where one with an adapter shares them, such as an output head that is tied to
     the embeddings: the adapter of one must not be merged into the other.
     """
     owners: defaultdict[int, list[tuple[Any, str]]] = defaultdict(list)

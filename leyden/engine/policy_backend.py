@@ -72,7 +72,7 @@ class OptimParams:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm. The gradient of a value head has a norm of its own."""
+    """The gradient is scaled down to this norm. The gradient of a value head has its own norm."""
     value_learning_rate: float | None = None
     """Learning rate of the value head's own parameters; None takes `learning_rate`."""
 

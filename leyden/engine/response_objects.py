@@ -30,7 +30,7 @@ class Choice:
     """The policy's version when each token was sampled."""
     finish_reason: str | None
     text_offsets: Sequence[int] = ()
-    """The place of each token in the text of the whole response."""
+    """The offset of each token in the text of the whole response."""
     calls: Sequence[Json] = ()
     """Tool calls, as the wire format has them."""
     begins: bool = True

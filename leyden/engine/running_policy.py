@@ -82,13 +82,13 @@ class RunningPolicy:
             for each in pending.generations
         ]
 
-    async def train(self, work: Callable[[], T]) -> T:
-        """Run `work` on the training thread, after earlier work, and return its result.
+    async def train(self, work: Callable[[RunningPolicy], T]) -> T:
+        """Call `work` with these parts on the training thread, after earlier work, and return its result.
 
         Raise the error of `work`, or EngineError if the engine has been stopped.
         """
         try:
-            future: Future[T] = self.executor.submit(work)
+            future: Future[T] = self.executor.submit(work, self)
         except RuntimeError as error:
             raise EngineError("the engine has been stopped") from error
         try:
@@ -105,7 +105,7 @@ class RunningPolicy:
 
         def swap() -> int:
             self.learner.apply(params)
-            self.decoder.forget_cache()
+            self.decoder.drop_cache()
             self.decoder.policy_version += 1
             return self.decoder.policy_version
 
@@ -148,7 +148,7 @@ class RunningPolicy:
 
         def swap() -> None:
             restore_learner(self.learner, state)
-            self.decoder.forget_cache()
+            self.decoder.drop_cache()
             self.decoder.policy_version = state.policy_version
             self.decoder.random.setstate(state.random_state)
 

@@ -48,7 +48,7 @@ _NOT_HELD: Final[dict[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("not", "if", "contains", "$dynamicRef", "$recursiveRef"), ()),
 }
 """Keywords that no grammar here can hold, with the values that restrict nothing."""
-_MOST_REFERENCES: Final = 16
+_MAX_REFERENCES: Final = 16
 """The most references that follow each other. More are a circle."""
 _RESERVED: Final = re.compile(r"[^\w$-]")
 
@@ -60,7 +60,7 @@ def held_schema(schema: Json, where: str) -> Json:
     by default, and a weak policy would invent them without end. An object that several schemas describe together stays
     open, because none of them knows the others' properties.
 
-    where: the schema's place in the request, for error messages.
+    where: the schema's path in the request, for error messages.
     Raise Refusal, with the path and the keyword, for a schema that cannot be held.
     """
     try:
@@ -94,7 +94,7 @@ def resolved(root: Json, schema: Any) -> Any:
     """Return the definition in `root` to which a schema refers, or the schema itself if it refers to none; None if
     there is no such definition.
     """
-    for _ in range(_MOST_REFERENCES):
+    for _ in range(_MAX_REFERENCES):
         reference = cast(Json, schema).get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not _is_pointer(reference):
             return cast(Any, schema)
@@ -182,10 +182,10 @@ def _references_in(schema: Any) -> Iterator[str]:
 
 
 def _with_pointers(root: Json) -> Json:
-    """Return a schema whose references are JSON pointers from its root, in place of those by `$id`, `$anchor` and
-    `$dynamicAnchor`. A reference that leads nowhere stays as it is.
+    """Return a schema whose references by `$id`, `$anchor` and `$dynamicAnchor` are JSON pointers from its root. A
+    reference that leads nowhere stays as it is.
     """
-    places: dict[str, str] = {"": "#"}
+    pointers: dict[str, str] = {"": "#"}
     """Pointers by URI."""
     n_dynamic: Counter[str] = Counter()
     """How many schemas have a dynamic anchor. A reference to the only one is a plain one."""
@@ -203,11 +203,11 @@ def _with_pointers(root: Json) -> Json:
         own = base_of(given, base)
         if own != base:
             n_resources += pointer != "#"
-            places.setdefault(own, pointer)
+            pointers.setdefault(own, pointer)
             base = own
         for name in ("$anchor", "$dynamicAnchor"):
             if isinstance(anchor := given.get(name), str):
-                places.setdefault(f"{base}#{anchor}", pointer)
+                pointers.setdefault(f"{base}#{anchor}", pointer)
                 n_dynamic[anchor] += name == "$dynamicAnchor"
         for keys, part in _below(given):
             read(part, f"{pointer}/{_pointer(*keys)}", base)
@@ -216,8 +216,8 @@ def _with_pointers(root: Json) -> Json:
         url, _, fragment = reference.partition("#")
         url, fragment = urljoin(base, url) if url else base, unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            return places.get(f"{url}#{fragment}")
-        start = places.get(url)
+            return pointers.get(f"{url}#{fragment}")
+        start = pointers.get(url)
         return None if start is None else start + fragment
 
     def replaced(schema: Any, base: str) -> Any:
@@ -461,7 +461,7 @@ class _Schema:
         return parts if all(isinstance(part, dict) for part in parts) else []
 
     def _discriminator(self, schema: Json) -> str | None:
-        """Return a property that all alternatives of a `oneOf` have, each with values of its own; None if there is
+        """Return a property that all alternatives of a `oneOf` have, each with its own values; None if there is
         none. An object that has it satisfies one alternative at most.
         """
         parts = self._alternatives(schema.get("oneOf"))

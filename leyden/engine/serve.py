@@ -44,13 +44,17 @@ def main() -> None:
     end_with_parent(config["parent"], also=sys.stdin.fileno(), end=end)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries goes to the log, because standard output carries the answer
-    # Behind the child's own folders, so that no module beside the parent's script hides one of
-    # theirs.
+    # Behind the child's own folders, so that no module beside the parent's script hides one of theirs.
     sys.path += [folder for folder in config["path"] if folder not in sys.path]
     try:
         for name, module in config["losses"].items():
             import_loss(name, module)
-        companion = _companion(*config["visitor"]) if "visitor" in config else None
+        companion: Companion | None = None
+        if "visitor" in config:
+            function, argument, descriptor = config["visitor"]
+            module, name = function.split(":")
+            visit = getattr(import_module(module), name)
+            companion = partial(visit, pickle.loads(base64.b64decode(argument)), descriptor)
         backend = EmbeddedBackend(**config["options"], control_key=config["control_key"], companion=companion)
         asyncio.run(backend.start())
         if companion is not None:
@@ -65,17 +69,6 @@ def main() -> None:
     if "error" in answer:
         sys.exit(1)
     threading.Event().wait()
-
-
-def _companion(function: str, argument: str, descriptor: int) -> Companion:
-    """Return the companion that a `Visitor` describes.
-
-    function: `module:function`.
-    argument: a pickle in base64.
-    descriptor: of the listening socket.
-    """
-    module, name = function.split(":")
-    return partial(getattr(import_module(module), name), pickle.loads(base64.b64decode(argument)), descriptor)
 
 
 if __name__ == "__main__":

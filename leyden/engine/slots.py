@@ -104,8 +104,8 @@ class SlotTable:
         if self._min_copied is not None:
             self._hold(row, key)
 
-    def forget(self) -> None:
-        """Free every kept row, because the weights that computed the caches have changed."""
+    def drop(self) -> None:
+        """Free every kept row, because the weights that computed their caches have changed."""
         self._free.extend(self._kept)
         self._kept.clear()
         self._rows_of.clear()

@@ -67,10 +67,10 @@ class Text:
             return self._decode(ids)
         parts: list[str] = []
         start = 0
-        for place, token in enumerate(ids):
+        for index, token in enumerate(ids):
             if token in kept:
-                parts += [self._decode(ids[start:place]), self.piece(token)[0]]
-                start = place + 1
+                parts += [self._decode(ids[start:index]), self.piece(token)[0]]
+                start = index + 1
         return "".join([*parts, self._decode(ids[start:])])
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -173,8 +173,8 @@ class Offsets:
         """The number of complete characters so far; None before the first token."""
 
     def of(self, ids: Sequence[int]) -> list[int]:
-        """Return the place of each of the next tokens in the response's text. All tokens of a character have its place;
-        special tokens, which the text lacks, add nothing.
+        """Return the offset of each of the next tokens in the response's text. All tokens of a character have its
+        offset; special tokens, which the text lacks, add nothing.
         """
         offsets: list[int] = []
         for token in ids:

@@ -1,6 +1,6 @@
 """Keep the exact token ids of recent responses, so that the next turn of a conversation continues them.
 
-A client sends a response back as text, and the chat template writes that text anew. The tokenizer may split it in
+A client sends a response back as text, and the chat template writes that text again. The tokenizer may split it in
 another way than the policy sampled it, and a tool call comes back with other white space and another order of keys.
 With other tokens the prompt would be a new sequence to train on, and the prefix cache would not hold it. `Turns` puts
 the sampled ids back where it can prove that they are the message. All of this must hold:
@@ -129,10 +129,10 @@ class Turns:
         """
         for key in reversed(keys):
             turn = self._turns.get(key)
-            if turn is None or (place := self._end_of(turn, key, text, read)) is None:
+            if turn is None or (end := self._end_of(turn, key, text, read)) is None:
                 continue
             self._turns.move_to_end(key)
-            return turn.token_ids, place
+            return turn.token_ids, end
         return None
 
     def _end_of(self, turn: Turn, key: TurnKey, text: str, read: Read) -> int | None:

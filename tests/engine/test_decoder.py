@@ -279,7 +279,7 @@ def test_a_row_given_out_holds_exactly_the_prefix_that_it_promises(
     used: dict[int, list[int]] = {}
     for prompt, pick, keep in events:
         if pick == 3:
-            slots.forget()
+            slots.drop()
             held.clear()
         if not slots.should_wait(prompt) and (place := slots.acquire(prompt)) is not None:
             row, cached = place.row, place.n_cached

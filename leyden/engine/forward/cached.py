@@ -138,7 +138,9 @@ class CachedForward(UncachedForward):
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
         inner = _innermost(model)
         config = inner.config.get_text_config()
-        _check_positions(config, max_length)
+        if getattr(config, "attn_temperature_tuning", False) and max_length >= (scale := int(config.floor_scale)):
+            # it takes columns for positions, but rows are padded on the left; a short probe cannot see that
+            raise ConfigError(f"attention is scaled by the column from {scale} tokens on, max_length is {max_length}")
         super().__init__(model, max_rows=max_rows, max_length=max_length)
         self._takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
         """Whether the model takes positions; otherwise it finds them by the attention mask."""
@@ -283,14 +285,6 @@ class _RowLayer(DynamicLayer):
 
 def _innermost(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _check_positions(config: Any, max_length: int) -> None:
-    """Raise ConfigError for a model that takes the columns of a batch for positions, beyond a length that a short probe
-    does not reach. Rows are padded on the left here.
-    """
-    if getattr(config, "attn_temperature_tuning", False) and max_length >= (scale := int(config.floor_scale)):
-        raise ConfigError(f"attention is scaled by the column from {scale} tokens on, max_length is {max_length}")
 
 
 def _right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

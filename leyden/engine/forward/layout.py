@@ -347,13 +347,13 @@ def _prompts(
     """
     new = [lengths[b] - cached[b] for b in chosen]
     width, length = max(new), max(lengths[b] for b in chosen)
-    places = [at * width + column for at, n in enumerate(new) for column in range(n)]
+    queries = [at * width + column for at, n in enumerate(new) for column in range(n)]
     queries_BS = torch.tensor([cached[b] for b in chosen])[:, None] + torch.arange(width)
     return _Prompts(
         torch.tensor([rows[b] for b in chosen], device=like.device),
         length,
         width,
-        torch.tensor(places, device=like.device),
+        torch.tensor(queries, device=like.device),
         {window: mask[:, None] for window, mask in _masks(length, queries_BS, like, windows).items()},
     )
 

@@ -94,7 +94,7 @@ class KeyValueStore:
         self._length = min(64, max_length)
         """The number of tokens that each row has room for."""
         self._read: list[Tensor] = []
-        """Memory for the keys and values that `read` returns. Allocating it anew for each layer takes longer than the
+        """Memory for the keys and values that `read` returns. Allocating it again for each layer takes longer than the
         copy."""
 
     def reserve(self, row: int, length: int) -> None:
@@ -102,7 +102,7 @@ class KeyValueStore:
         if row >= self._max_rows or length > self._max_length:
             raise IndexError(f"row {row}, length {length}: the cache has {self._max_rows} rows of {self._max_length}")
         held = [tensor.shape for layer in self._layers for tensor in layer]
-        if held:  # what was reserved before and could not be allocated is given up
+        if held:  # an earlier reservation that could not be allocated is given up
             self._rows = max(min(shape[0] for shape in held), min(16, self._max_rows))
             self._length = max(min(shape[2] for shape in held), min(64, self._max_length))
         if row >= self._rows:
@@ -115,9 +115,9 @@ class KeyValueStore:
         while len(self._layers) <= layer:
             self._layers.append([each.new_empty(0, each.shape[1], 0, each.shape[2]) for each in (keys, values)])
         held = self._layers[layer]
-        for place, tensor in enumerate(held):
+        for index, tensor in enumerate(held):
             if tensor.shape[0] < self._rows or tensor.shape[2] < self._length:
-                held[place] = self._grown(tensor)
+                held[index] = self._grown(tensor)
         held[0][rows_N, :, positions_N] = keys
         held[1][rows_N, :, positions_N] = values
 
@@ -135,10 +135,10 @@ class KeyValueStore:
         valid until the next call.
         """
         found: list[Tensor] = []
-        for place, tensor in enumerate(self._layers[layer]):
+        for index, tensor in enumerate(self._layers[layer]):
             _, n_heads, _, size = tensor.shape
             shape = len(rows_B), n_heads, length, size
-            read = self._memory(place, tensor, math.prod(shape)).view(shape)
+            read = self._memory(index, tensor, math.prod(shape)).view(shape)
             found.append(torch.index_select(tensor[:, :, :length], 0, rows_B, out=read))
         return found[0], found[1]
 
@@ -152,20 +152,19 @@ class KeyValueStore:
         self._layers.clear()
         self._read.clear()
 
-    def _memory(self, place: int, like: Tensor, n: int) -> Tensor:
-        """Return memory for `n` numbers, of the kind `place`: keys (0) or values (1).
+    def _memory(self, index: int, like: Tensor, n: int) -> Tensor:
+        """Return memory for `n` numbers, of the kind `index`: keys (0) or values (1).
 
         like: a tensor with the dtype and device to use.
         """
-        if place == len(self._read):
+        if index == len(self._read):
             self._read.append(like.new_empty(0))
-        if len(self._read[place]) < n:
-            self._read[place] = like.new_empty(n)
-        return self._read[place][:n]
+        if len(self._read[index]) < n:
+            self._read[index] = like.new_empty(n)
+        return self._read[index][:n]
 
     def _grown(self, held: Tensor) -> Tensor:
-        # Zeros and not empty memory, because a masked position may be read, and NaN times zero is
-        # NaN.
+        # Zeros and not empty memory, because a masked position may be read, and NaN times zero is NaN.
         grown = held.new_zeros(self._rows, held.shape[1], self._length, held.shape[3])
         grown[: held.shape[0], :, : held.shape[2]] = held
         return grown

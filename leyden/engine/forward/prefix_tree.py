@@ -25,8 +25,8 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 _NARROWEST = 0.75
-"""Rows shorter than this share of a block's width are padded to a narrower block of their own."""
-_LEAST_SHARED = 96
+"""Rows shorter than this share of a block's width are padded to their own narrower block."""
+_MIN_SHARED = 96
 """A row that shares fewer tokens than this has all of its tokens as queries, so that short rows need no mask."""
 
 Attend = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -40,7 +40,7 @@ def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
     shorter = min(len(left), len(right))
     if left[:shorter] == right[:shorter]:
         return shorter
-    return next(place for place in range(shorter) if left[place] != right[place])
+    return next(index for index in range(shorter) if left[index] != right[index])
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class PrefixTree:
     positions_U: Tensor
     """The position of each token in its rows, the same in all of them."""
     blocks: list[RowBlock]
-    place_U: Tensor
+    query_U: Tensor
     """The index of each token among the queries of all blocks, one block after the other."""
     chosen_N: Tensor
     """The index of the tree's token at each chosen position."""
@@ -117,23 +117,23 @@ class PrefixTree:
             before = row
         chosen_tokens = [sources[row][at] for row, where in enumerate(chosen) for at in where]
         longest_first = sorted(range(len(rows)), key=lambda row: len(sources[row]), reverse=True)
-        whole = [sources[row] for row in longest_first if n_shared[row] < _LEAST_SHARED]
-        parts = [(sources[row], n) for row, n in enumerate(n_shared) if _LEAST_SHARED <= n < len(sources[row])]
+        whole = [sources[row] for row in longest_first if n_shared[row] < _MIN_SHARED]
+        parts = [(sources[row], n) for row, n in enumerate(n_shared) if _MIN_SHARED <= n < len(sources[row])]
         device = like.device
         blocks, queries = _whole_blocks(whole, device)
         for alike in _part_blocks(parts):
             block, of_block = _part_block(alike, device)
             blocks.append(block)
             queries += of_block
-        places = [0] * len(ids)
-        for place, token in enumerate(queries):
+        query_of = [0] * len(ids)
+        for index, token in enumerate(queries):
             if token is not None:
-                places[token] = place
+                query_of[token] = index
         return cls(
             ids_U=torch.tensor(ids, device=device),
             positions_U=torch.tensor(positions, device=device),
             blocks=blocks,
-            place_U=torch.tensor(places, device=device),
+            query_U=torch.tensor(query_of, device=device),
             chosen_N=torch.tensor(chosen_tokens, device=device),
             like=like,
         )
@@ -145,8 +145,8 @@ class PrefixTree:
         window: the number of tokens, its own included, that a token sees; None: all before it.
         """
 
-        def gather(x_U: Tensor, places: Tensor) -> Tensor:
-            return x_U.index_select(0, places.flatten()).reshape(*places.shape, *x_U.shape[1:])
+        def gather(x_U: Tensor, indices: Tensor) -> Tensor:
+            return x_U.index_select(0, indices.flatten()).reshape(*indices.shape, *x_U.shape[1:])
 
         made = [
             attend(
@@ -156,7 +156,7 @@ class PrefixTree:
             ).flatten(0, 1)
             for block in self.blocks
         ]
-        return (made[0] if len(made) == 1 else torch.cat(made)).index_select(0, self.place_U)
+        return (made[0] if len(made) == 1 else torch.cat(made)).index_select(0, self.query_U)
 
 
 def _whole_blocks(sources: Sequence[list[int]], device: torch.device) -> tuple[list[RowBlock], list[int | None]]:

@@ -142,7 +142,7 @@ class LinearForward:
         return 0 if packed is None else packed.numel() * packed.element_size()
 
     def _restart(self, changes: tuple[int, int] | None) -> None:
-        """Drop the packed weights and count products anew.
+        """Drop the packed weights and start counting products again.
 
         changes: what `untyped.changes` returns for the weights whose products are counted.
         """

@@ -134,8 +134,8 @@ class Reader:
             start = len(self._rest) - len(self._rest.lstrip())
             found = self._at_start and self._rest.startswith(self._parser.markers, start)
             return start if found else None
-        places = [at for marker in self._parser.markers if (at := self._rest.find(marker)) >= 0]
-        return min(places, default=None)
+        found = [at for marker in self._parser.markers if (at := self._rest.find(marker)) >= 0]
+        return min(found, default=None)
 
     def _certain(self) -> int:
         """Return the length of the rest that is certainly content: without an end that may be the beginning of a

@@ -64,7 +64,7 @@ _INITIAL: Final = "initial"
 """The name of the folder with the weights that a server is started with."""
 _SEVERAL_GPUS: Final = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp", "--data-parallel", "-dp")
 """The beginnings of vLLM's arguments by which a server uses several GPUs."""
-_LOOK_SECONDS: Final = 20.0
+_CHECK_SECONDS: Final = 20.0
 """Seconds between two checks, while rollouts run, that the server still reports token ids."""
 
 
@@ -92,7 +92,7 @@ class _StartedBackend:
     """How often weights were loaded into the server."""
     published: list[Path] = field(default_factory=list[Path])
     """The folders of the last push, which are removed after the next one."""
-    looked_at: float = field(default_factory=time.monotonic)
+    checked_at: float = field(default_factory=time.monotonic)
     """When a probe was last scored, by the monotonic clock."""
 
 
@@ -142,7 +142,7 @@ class VLLMBackend(PolicyBackend):
             all weights.
         dtype: the type of the weights in learner and server; None is float32.
         max_length: the longest sequence; None is the model's context, at most 4,096.
-        untie: give a model with tied embeddings an output head of its own at the server, which costs the memory of the
+        untie: give a model with tied embeddings its own output head at the server, which costs the memory of the
             embeddings. vLLM 0.32 on a CPU does not reload a tied head; the probes show whether another version does.
         transfer: how full weights reach the server: "folder" through exchange_dir, "ipc" by vLLM's own transfer within
             one GPU's memory, without a copy on a disk. None is "ipc" if the learner and a server that is started share
@@ -391,8 +391,8 @@ class VLLMBackend(PolicyBackend):
         async with self._explained(running):
             counters = await running.client.counters()
             await self._check_mark(running)
-            if time.monotonic() - running.looked_at > _LOOK_SECONDS:
-                running.looked_at = time.monotonic()
+            if time.monotonic() - running.checked_at > _CHECK_SECONDS:
+                running.checked_at = time.monotonic()
                 await running.client.score(self.model_name, running.probes[:1])
 
         def total(name: str) -> int:

@@ -79,11 +79,11 @@ def is_tied(folder: Path) -> bool:
 
 
 def untie_embeddings(folder: Path) -> bool:
-    """Give a model with tied embeddings, in a folder, an output head of its own with the same numbers. Return whether
+    """Give a model with tied embeddings, in a folder, its own output head with the same numbers. Return whether
     the model was tied.
 
     vLLM on a CPU keeps a packed copy of a tied output head, and does not update the copy when weights are reloaded. An
-    output head that is a tensor of its own is reloaded like every other weight. Raise EngineError if the embeddings are
+    output head that is its own tensor is reloaded like every other weight. Raise EngineError if the embeddings are
     not found.
     """
     if not is_tied(folder):
@@ -108,7 +108,7 @@ def untie_embeddings(folder: Path) -> bool:
 
 
 def _write_tensor(path: Path, name: str, tensor: StoredTensor) -> None:
-    """Write one tensor to a safetensors file of its own, copying its bytes in chunks of 16 MiB."""
+    """Write one tensor to its own safetensors file, copying its bytes in chunks of 16 MiB."""
     length = tensor.end - tensor.begin
     about = {name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [0, length]}}
     header = json.dumps({"__metadata__": {"format": "pt"}, **about}).encode()
