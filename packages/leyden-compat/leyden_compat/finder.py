@@ -4,8 +4,8 @@ A table maps the full name of a foreign module to a `ForeignModule`. `TABLES` li
 first import from its package. An object is loaded when its name is first used, so that `import agentlightning` loads no
 torch and no web framework.
 
-Child processes that import the main script anew find the foreign packages through the folder `shadow/`, which `install`
-appends to `sys.path` and to PYTHONPATH: its modules call `install`.
+Child processes that import the main script again find the foreign packages through the folder `shadow/`, which
+`install` appends to `sys.path` and to PYTHONPATH: its modules call `install`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "qlib": "leyden_compat.qlib.table:MODULES",
     }
 )
-"""The place of each foreign package's table, which maps full module names to `ForeignModule`."""
+"""The import path of each foreign package's table, which maps full module names to `ForeignModule`."""
 _BESIDE: Mapping[str, str] = MappingProxyType({"tianshou": "leyden_compat.qlib.table:TIANSHOU"})
 """Packages that a foreign package needs. If one is not installed, a few of its names are served."""
 
@@ -188,8 +188,10 @@ def install() -> Finder:
     for finder in sys.meta_path:
         if isinstance(finder, Finder):
             return finder
-    if "agentlightning" in sys.modules and not _is_a_stub(sys.modules["agentlightning"]):
-        where = getattr(sys.modules["agentlightning"], "__file__", "an unknown place")
+    module = sys.modules.get("agentlightning")
+    file = getattr(module, "__file__", None)
+    if module is not None and (file is None or SHADOW not in Path(file).parents):
+        where = getattr(module, "__file__", "an unknown place")
         raise ConfigError(
             f"the real agentlightning is already imported (from {where}), so leyden.compat cannot stand for it; "
             "put `import leyden.compat` above the first import of agentlightning, or run `python -m leyden.compat SCRIPT`"
@@ -212,20 +214,15 @@ def take_over(package: str) -> None:
     importlib.import_module(package)
 
 
-def _is_a_stub(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and SHADOW in Path(file).parents
-
-
 def _installed(fullname: str) -> ModuleSpec | None:
     """Return the spec of an installed module, without importing anything; None if it is not installed. Stubs in
     `shadow/` do not count.
     """
-    places, name = [place for place in sys.path if Path(place) != SHADOW], ""
+    folders, name = [folder for folder in sys.path if Path(folder) != SHADOW], ""
     spec: ModuleSpec | None = None
     for part in fullname.split("."):
         name = f"{name}.{part}" if name else part
-        if (spec := PathFinder.find_spec(name, places)) is None:
+        if (spec := PathFinder.find_spec(name, folders)) is None:
             return None
-        places = list(spec.submodule_search_locations or ())
+        folders = list(spec.submodule_search_locations or ())
     return spec

@@ -111,7 +111,12 @@ async def import_store(url: str, store: LightningStore, progress: OnProgress | N
         while True:
             page, total = await source.page("rollouts", {"sort_by": "start_time"}, offset)
             known = (
-                {each.rollout_id: each for each in await store.query_rollouts(rollout_id_in=_ids(page))} if page else {}
+                {
+                    each.rollout_id: each
+                    for each in await store.query_rollouts(rollout_id_in=[item["rollout_id"] for item in page])
+                }
+                if page
+                else {}
             )
             for item in page:
                 rollout = Rollout.model_validate(_without_none(item))
@@ -175,7 +180,11 @@ async def _copy(source: _Source, store: LightningStore, rollout: Rollout, url: s
         )
     for attempt in attempts[1:]:
         await store.start_attempt(rollout_id, attempt_id=attempt.attempt_id)
-    found = [_span(item) for item in await source.all("spans", {"rollout_id": rollout_id})]
+    found: list[Span] = []
+    for item in await source.all("spans", {"rollout_id": rollout_id}):
+        fields = _without_none(item)
+        resource: Mapping[str, Any] = fields.pop("resource", None) or {}
+        found.append(Span.model_validate({**fields, "resource": resource.get("attributes") or {}}))
     for start in range(0, len(found), PAGE):
         await store.add_many_spans(found[start : start + PAGE])
     for attempt in attempts:
@@ -194,21 +203,11 @@ def _metadata(rollout: Rollout, url: str) -> dict[str, Any]:
     return {name: value for name, value in rollout.metadata.items() if name not in own} | {IMPORTED: origin | own}
 
 
-def _span(item: Mapping[str, Any]) -> Span:
-    fields = _without_none(item)
-    resource: Mapping[str, Any] = fields.pop("resource", None) or {}
-    return Span.model_validate({**fields, "resource": resource.get("attributes") or {}})
-
-
 def _without_none(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item of the source without its nulls, so that Leyden's defaults apply. The input of a task may be
     null.
     """
     return {name: value for name, value in item.items() if value is not None or name == "input"}
-
-
-def _ids(page: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [item["rollout_id"] for item in page]
 
 
 class _Source:

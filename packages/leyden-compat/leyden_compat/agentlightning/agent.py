@@ -107,7 +107,7 @@ def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
 
 
 def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
-    """Return whether a method has the parameters of version 0.1, with `rollout_id` in place of `rollout`."""
+    """Return whether a method has the parameters of version 0.1, with `rollout_id` instead of `rollout`."""
     return "rollout_id" in inspect.signature(func).parameters
 
 

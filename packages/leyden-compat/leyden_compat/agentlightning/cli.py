@@ -1,7 +1,7 @@
 """The command `agl` of Agent Lightning, as in `python -m leyden.compat agl store --port 4747`.
 
 `agl store` serves a store to clients of Agent Lightning 0.3 and of Leyden at one address. The other subcommands print
-what to use in their place.
+what to use instead.
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ def operation(
     propagate: False records nothing.
     name: the step's name, as an attribute.
     attributes: further attributes of the step.
-    Raise ValueError for a name that is given twice, and for a text in the function's place.
+    Raise ValueError for a name that is given twice, and for a text instead of the function.
     """
     if name is not None:
         if LightningSpanAttributes.OPERATION_NAME.value in attributes:

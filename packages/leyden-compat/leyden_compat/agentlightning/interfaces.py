@@ -32,7 +32,7 @@ from leyden.types import UNSET, AttemptedRollout
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.02
-"""Seconds between two looks at a stop signal that cannot be awaited."""
+"""Seconds between two checks of a stop signal that cannot be awaited."""
 
 
 class LightningStore(metaclass=ABCMeta):  # noqa: B024 -- a program may make one and call what it has written
@@ -427,6 +427,6 @@ def algo(func: Callable[..., Any]) -> FunctionalAlgorithm:
 
 
 def users_store(store: Any) -> Any:
-    """Return the store as the program knows it: a store of its own in place of Leyden's adapter."""
+    """Return the store as the program knows it: its own store instead of Leyden's adapter."""
     own = getattr(store, "for_the_program", None)
     return store if own is None else on_the_loop_of(store, own)

@@ -69,9 +69,11 @@ def setup(
     for name, sublevel in (submodule_levels or {}).items():
         logging.getLogger(_renamed(name)).setLevel(sublevel)
     named = {"leyden": files} if isinstance(files, str) else dict(files or {})
-    handlers: list[tuple[str, logging.Handler]] = [
-        (_renamed(str(name)), _file_handler(path, formatter)) for name, path in named.items()
-    ]
+    handlers: list[tuple[str, logging.Handler]] = []
+    for name, path in named.items():
+        handler = logging.FileHandler(path)
+        handler.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
+        handlers.append((_renamed(str(name)), handler))
     handlers += [("leyden", handler) for handler in extra_handlers or ()]
     for name, handler in handlers:
         logging.getLogger(name).addHandler(handler)
@@ -85,9 +87,3 @@ def setup_module(level: int | str = "INFO", *, name: str = "agentlightning", **o
 
 def _renamed(name: str) -> str:
     return "leyden" + name.removeprefix("agentlightning") if name.startswith("agentlightning") else name
-
-
-def _file_handler(path: Any, formatter: Any) -> logging.Handler:
-    handler = logging.FileHandler(path)
-    handler.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
-    return handler

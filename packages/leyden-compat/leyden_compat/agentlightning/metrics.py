@@ -119,10 +119,7 @@ class MetricsBackend:
         """Prepare for a new metric. Override it in a backend that needs to."""
 
     def _record(self, name: str, metric: _Metric, labels: LabelKey, amount: float) -> None:
-        """Record a value. Every backend implements this.
-
-        labels: pairs of name and value, in the registered order.
-        """
+        """Record a value; `labels` are in the registered order."""
         raise NotImplementedError
 
 
@@ -266,10 +263,10 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
     share: 0.95 for the 95th percentile.
     """
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def _duration(seconds: float) -> str:

@@ -128,7 +128,7 @@ def flatten_attributes(
 ) -> dict[str, Any]:
     """Return a nested value as one dict with dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`.
 
-    expand_leaf_lists: give each element of a list of plain values a name of its own.
+    expand_leaf_lists: give each element of a list of plain values its own name.
     Raise ValueError for a name that is no string.
     """
     return dict(_flat("", nested_data, expand_leaf_lists))
@@ -162,12 +162,12 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[
     root: dict[str, Any] = {}
     for name, value in flat_data.items():
         *parents, last = name.split(".")
-        place = root
+        branch = root
         for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                place[parent] = {}
-            place = place[parent]
-        place[last] = value
+            if not isinstance(branch.get(parent), dict):
+                branch[parent] = {}
+            branch = branch[parent]
+        branch[last] = value
     return _with_lists(root)
 
 

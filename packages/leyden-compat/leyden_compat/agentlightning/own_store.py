@@ -33,8 +33,8 @@ from leyden_compat.agentlightning.interfaces import METHODS, LightningStore, imp
 from leyden_compat.agentlightning.rest import NativeView, PassedOn
 from leyden_compat.agentlightning.types import PaginatedResult, Span
 
-_SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.2
-"""Seconds between two looks at a store that cannot be waited for; each wait is longer than the one before."""
+_MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.01, 0.2
+"""Seconds between two polls of a store that cannot be waited for; each wait is longer than the one before."""
 _FIELDS: Final = ("input", "mode", "resources_id", "config", "metadata")
 """The fields of a new rollout that the interface has."""
 
@@ -62,7 +62,7 @@ class OwnStore(PassedOn):
         self._is_native = is_native
         self._ids: dict[str, str] = {}
         """The ids that the program's store gave to rollouts, by the ids that callers chose."""
-        self._places: dict[str, tuple[str | None, str | None]] = {}
+        self._groups: dict[str, tuple[str | None, str | None]] = {}
         """The run and the group of rollouts, by the ids of the program's store."""
         self._run_id: str | None = None
         """The run under way."""
@@ -168,7 +168,7 @@ class OwnStore(PassedOn):
     def _note(self, rollout_id: str, chosen: str | None, run_id: Any, group_id: str | None) -> None:
         """Remember the id that a caller chose for a rollout, and its run and group."""
         run = current_run_id.get() if run_id is None or isinstance(run_id, Unset) else run_id
-        self._places[rollout_id] = run, group_id
+        self._groups[rollout_id] = run, group_id
         if chosen is not None:
             self._ids[chosen] = rollout_id
 
@@ -282,7 +282,7 @@ class OwnStore(PassedOn):
             return []
         found = await self._call_if_it_can("query_rollouts", rollout_id_in=ids, **options)
         if found is NotImplemented:
-            each = [await self._call_if_it_can("get_rollout_by_id", known) for known in ids or self._places]
+            each = [await self._call_if_it_can("get_rollout_by_id", known) for known in ids or self._groups]
             found = [rollout for rollout in each if rollout is not None and rollout is not NotImplemented]
             statuses = options.get("status_in")
             found = [rollout for rollout in found if statuses is None or rollout.status in statuses]
@@ -297,10 +297,12 @@ class OwnStore(PassedOn):
         asked = options.pop("rollout_id_in", None)
         ids = None if asked is None else {self._id(each): each for each in asked}
         if run_id is not None or group_id is not None:
-            await self._place_new_ones()
+            for rollout in await self._rollouts(None):
+                if rollout.rollout_id not in self._earlier:
+                    self._groups.setdefault(rollout.rollout_id, (self._run_id, None))
             there = {
                 each
-                for each, (run, group) in self._places.items()
+                for each, (run, group) in self._groups.items()
                 if run_id in (None, run) and group_id in (None, group)
             }
             ids = {each: each for each in there} if ids is None else {k: v for k, v in ids.items() if k in there}
@@ -313,11 +315,6 @@ class OwnStore(PassedOn):
         """Start a run, to which the rollouts belong that the program adds from now on."""
         self._run_id, self._earlier = run.run_id, {rollout.rollout_id for rollout in await self._rollouts(None)}
         return await self.native.start_run(run)
-
-    async def _place_new_ones(self) -> None:
-        for rollout in await self._rollouts(None):
-            if rollout.rollout_id not in self._earlier:
-                self._places.setdefault(rollout.rollout_id, (self._run_id, None))
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout:
         """Return one rollout. Raise UnknownRollout if the program's store has none."""
@@ -456,9 +453,9 @@ class OwnStore(PassedOn):
         located = dict(update.resources)
         for name, resource in update.resources.items():
             if isinstance(resource, LLM) and resource.endpoint.startswith(GATEWAY_SCHEME):
-                place = self._endpoints.get(resource.endpoint.removeprefix(GATEWAY_SCHEME))
-                if place is not None:
-                    located[name] = resource.model_copy(update={"endpoint": place[0], "api_key": place[1]})
+                address = self._endpoints.get(resource.endpoint.removeprefix(GATEWAY_SCHEME))
+                if address is not None:
+                    located[name] = resource.model_copy(update={"endpoint": address[0], "api_key": address[1]})
         return update.model_copy(update={"resources": located})
 
     async def query_workers(self, **options: Any) -> PaginatedResult[Any]:
@@ -498,14 +495,14 @@ def _page(items: Any) -> PaginatedResult[Any]:
     return PaginatedResult(items=found, limit=-1, offset=0, total=getattr(items, "total", len(found)))
 
 
-async def _until(look: Callable[[], Any], timeout: float | None) -> Any:
+async def _until(poll: Callable[[], Any], timeout: float | None) -> Any:
     """Call a function until it returns something, and return that; None when the time is over."""
     end = None if timeout is None else time.monotonic() + timeout
-    pause = _SHORTEST_POLL
-    while (found := await look()) is None:
+    pause = _MIN_POLL_SECONDS
+    while (found := await poll()) is None:
         left = pause if end is None else end - time.monotonic()
         if left <= 0:
             return None
         await asyncio.sleep(min(pause, left))
-        pause = min(2 * pause, _LONGEST_POLL)
+        pause = min(2 * pause, _MAX_POLL_SECONDS)
     return found

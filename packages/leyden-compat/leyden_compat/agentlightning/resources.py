@@ -49,7 +49,7 @@ class PromptTemplate(types.PromptTemplate):
     engine: Literal["jinja", "f-string", "poml"]  # pyright: ignore[reportGeneralTypeIssues] -- required there
 
     def format(self, **kwargs: Any) -> str:
-        """Return the template with values in the place of its placeholders.
+        """Return the template with values for its placeholders.
 
         An `f-string` template takes names, keys and formats (`{task[question]}`, `{price:.2f}`) and no attributes,
         because an optimiser or a model may have written it, and attributes reach everything that the program has. Raise

@@ -56,7 +56,7 @@ class PythonServerLauncherArgs:
 class LLMProxy(NativeProxy):
     """The gateway, under Agent Lightning's name and with its arguments. It does not use LiteLLM.
 
-    launch_mode, num_workers: of no effect; the gateway runs in a thread of its own.
+    launch_mode, num_workers: of no effect; the gateway runs in its own thread.
     callbacks: a list without "return_token_ids" leaves token ids out of responses. Otherwise of no effect:
         log-probabilities and spans need no callback.
     litellm_config: only its `model_list` is read.

@@ -390,7 +390,7 @@ class LightningStoreServer(native.LightningStoreServer):
 
 
 def threaded(store: LightningStore) -> LightningStore:
-    """Return the store itself, in the place of `LightningStoreThreaded(store)`: any store may be used from any
+    """Return the store itself instead of `LightningStoreThreaded(store)`: any store may be used from any
     thread.
     """
     return store

@@ -192,7 +192,7 @@ class Tracer(native.Tracer, ParallelWorkerBase):
     def _recorded(
         self, name: str, attributes: Mapping[str, Any] | None, start_time: float | None, end_time: float | None
     ) -> Generator[RecordingContext]:
-        """Record the block as one step, with the given times in the place of the clock's."""
+        """Record the block as one step, with the given times instead of the clock's."""
         with self._here().operation(name, attributes) as span:
             recording = RecordingContext(span, start_time)
             try:
@@ -215,12 +215,12 @@ class Tracer(native.Tracer, ParallelWorkerBase):
         return self._recorded(name, attributes, start_time, end_time)
 
     def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in a trace of its own."""
+        """Call a function in its own trace."""
         with self.trace_context(func.__name__):
             return func(*args, **kwargs)
 
     async def trace_run_async(self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        """Await a coroutine function in a trace of its own."""
+        """Await a coroutine function in its own trace."""
         async with self.trace_context(func.__name__):
             return await func(*args, **kwargs)
 

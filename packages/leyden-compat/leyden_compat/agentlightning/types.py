@@ -257,12 +257,12 @@ class Span(types.Span):
         fields["attributes"] = agl_attributes(span.attributes)
         fields["status"] = old_status(span.status)
         fields["events"] = [old_event(event) for event in span.events]
-        place = {
+        location = {
             "agentlightning.rollout_id": span.rollout_id,
             "agentlightning.attempt_id": span.attempt_id,
             "agentlightning.span_sequence_id": span.sequence_id,
         }
-        fields["resource"] = OtelResource(place | span.resource)
+        fields["resource"] = OtelResource(location | span.resource)
         return cls.model_construct(**fields)
 
     @classmethod

@@ -141,14 +141,14 @@ def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
     """
     length = part.stop - part.start
     out = np.zeros((length, len(names)))
-    for place, name in enumerate(names):
+    for column, name in enumerate(names):
         plain = name.removeprefix("$")
         if plain not in bars.columns and plain.endswith("_1"):
             before = bars[plain.removesuffix("_1")][max(0, part.start - length) : part.start]
             if len(before):
-                out[length - len(before) :, place] = before
+                out[length - len(before) :, column] = before
         else:
-            out[:, place] = bars[name][part]
+            out[:, column] = bars[name][part]
     return out
 
 
@@ -247,7 +247,9 @@ def _read_csv(path: Path) -> dict[str, Array]:
             if len(row) != len(header):
                 raise ConfigError(f"{path}, line {number}: {len(row)} values for {len(header)} columns")
             content.append(row)
-    return {name.strip(): np.array([row[place] for row in content], dtype=np.str_) for place, name in enumerate(header)}
+    return {
+        name.strip(): np.array([row[column] for row in content], dtype=np.str_) for column, name in enumerate(header)
+    }
 
 
 def _read_parquet(path: Path) -> dict[str, Array]:

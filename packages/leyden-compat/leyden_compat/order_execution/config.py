@@ -75,42 +75,42 @@ class ComponentSection(_Section):
     module_path: str | None = None
     kwargs: Annotated[dict[str, Any], BeforeValidator(lambda kwargs: {} if kwargs is None else kwargs)] = {}
 
-    def takes(self, name: str, *, place: str) -> bool:
+    def takes(self, name: str, *, where: str) -> bool:
         """Return whether the section's class has an argument of this name.
 
-        place: where the component stands in the file, for messages.
+        where: where the component stands in the file, for messages.
         """
-        return accepts(self._load(place), name)
+        return accepts(self._load(where), name)
 
-    def build(self, place: str, **known: Any) -> Any:
+    def build(self, where: str, **known: Any) -> Any:
         """Return an instance of the section's class.
 
-        place: where the component stands in the file, for messages.
+        where: where the component stands in the file, for messages.
         known: arguments to use where the file gives none; those that the class does not take are left out.
         Raise ConfigError if the class cannot be imported, or for a wrong argument.
         """
-        cls = self._load(place)
+        cls = self._load(where)
         arguments = {name: value for name, value in known.items() if accepts(cls, name)}
-        arguments |= {name: _built(value, f"{place}.kwargs.{name}") for name, value in self.kwargs.items()}
-        check_arguments(cls, arguments, spec_name=f"{place}.kwargs", remedy="add it to the file")
+        arguments |= {name: _built(value, f"{where}.kwargs.{name}") for name, value in self.kwargs.items()}
+        check_arguments(cls, arguments, spec_name=f"{where}.kwargs", remedy="add it to the file")
         try:
             return cls(**arguments)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from error
+            raise ConfigError(f"{where}: {error}") from error
 
-    def _load(self, place: str) -> Any:
+    def _load(self, where: str) -> Any:
         """Return the section's class. Raise ConfigError if it cannot be imported."""
         if self.module_path is None:
-            return resolve_name(self.class_, spec_name=f"{place}.class", registry=SHORT_NAMES)
+            return resolve_name(self.class_, spec_name=f"{where}.class", registry=SHORT_NAMES)
         try:
             return load_class(f"{self.module_path}:{self.class_}")
         except ConfigError as error:
             hint = f"; {self.class_} is Leyden's own and needs no module_path" if self.class_ in SHORT_NAMES else ""
-            raise ConfigError(f"{place}.module_path: {error}{hint}") from error
+            raise ConfigError(f"{where}.module_path: {error}{hint}") from error
 
 
-def _built(value: Any, place: str) -> Any:
-    return _parse(ComponentSection, value, place).build(place) if is_object(value) and "class" in value else value
+def _built(value: Any, where: str) -> Any:
+    return _parse(ComponentSection, value, where).build(where) if is_object(value) and "class" in value else value
 
 
 def _check_env_kind(name: str) -> str:
@@ -136,7 +136,7 @@ class EnvSection(_Section):
     parallel_mode: Annotated[str, AfterValidator(_check_env_kind)] = "dummy"
     """The kind of vectorised environment: a name in `ENV_KINDS`, or the import path of a class."""
     extra_module_paths: list[str] = []
-    """Folders in which modules are looked for too."""
+    """Folders that modules are imported from too."""
 
 
 class SimulatorSection(_Section):
@@ -183,7 +183,7 @@ class TrainerSection(_Section):
     val_every_n_epoch: int | None = None
     """None: no validation."""
     earlystop_patience: int | None = None
-    """Stop after so many validations whose price advantage is no improvement; None: never."""
+    """Stop after this many validations without a better price advantage; None: never."""
     checkpoint_path: str | None = None
     """The run's folder, in which to train or whose policy to test, unless the command line names one;
     None: a new folder."""
@@ -309,8 +309,8 @@ _WANTED: Final[Mapping[str, str]] = {
 """The kind of value that is wanted, by the type of pydantic's error."""
 
 
-def _parse(kind: type[SectionType], content: Any, place: str) -> SectionType:
-    """Return a section, read from the content of the file at `place`.
+def _parse(kind: type[SectionType], content: Any, where: str) -> SectionType:
+    """Return a section, read from the content of the file at `where`.
 
     Raise ConfigError for the first key that is wrong.
     """
@@ -318,7 +318,7 @@ def _parse(kind: type[SectionType], content: Any, place: str) -> SectionType:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    at = ".".join([*([place] if place else []), *map(str, first["loc"])])
+    at = ".".join([*([where] if where else []), *map(str, first["loc"])])
     match first["type"]:
         case "unknown_key":
             raise ConfigError(f"unknown key {at + '.' if at else ''}{first['msg']}")

@@ -48,7 +48,7 @@ class ProcessedDataProvider(ABC):
 class BarsProcessedDataProvider(ProcessedDataProvider):
     """Provides columns of files of bars, unchanged.
 
-    Networks learn better from returns and ratios than from prices; write such features into files of their own.
+    Networks learn better from returns and ratios than from prices; write such features into separate files.
 
     data_dir: a directory with `<stock_id>.parquet` or `.csv`.
     data: instead of `data_dir`, the bars by stock, or the bars of the only stock.

@@ -194,14 +194,14 @@ class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: int) -> float:
-        """Return the amount to trade: `values[action]` of the order, at most what is left."""
+        """Return the amount to trade: `values[action]` of the order, at most the remaining amount."""
         if self.max_step is not None and simulator_state.cur_step >= self.max_step - 1:
             return simulator_state.position
         return min(simulator_state.position, simulator_state.order.amount * self.action_values[int(action)])
 
 
 class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
-    """An action is a multiple of the equal share: what is left, divided by the remaining steps.
+    """An action is a multiple of the equal share: the remaining amount, divided by the remaining steps.
 
     Action 1 trades that share, 2 twice as much, 0 nothing. With the policy `AllOne` this is the baseline TWAP, the
     time-weighted average price.
@@ -216,9 +216,9 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: float) -> float:
-        """Return the amount to trade: `action` times the equal share, at most what is left.
+        """Return the amount to trade: `action` times the equal share, at most the remaining amount.
 
-        The remaining steps are those that the simulator still makes; a shorter first step counts as one.
+        A shorter first step counts as one of the remaining steps.
         """
         left = simulator_state.n_steps - simulator_state.cur_step
         return min(simulator_state.position, simulator_state.position / left * float(action))

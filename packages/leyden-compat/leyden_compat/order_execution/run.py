@@ -232,7 +232,7 @@ class _ConfiguredAgent:
         """
         config = self.config
         obs_space = self.state_interpreter.observation_space
-        if config.network and not config.policy.takes("network", place="policy"):
+        if config.network and not config.policy.takes("network", where="policy"):
             raise ConfigError(f"network has no use: {config.policy.class_} takes none; set `network: null`")
         network = config.network.build("network", obs_space=obs_space) if config.network else None
         if config.runtime.use_cuda:

@@ -105,12 +105,15 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         if self.done():
             raise OrderDone(f"the order to {self.order} is done; its simulator takes no further step")
         amount = float(action)
-        start, stop = self._at, self._next()
+        start = self._at
+        stop: int = min((start // self.ticks_per_step + 1) * self.ticks_per_step, self._end)
         price, volume = self._price[start:stop], self._volume[start:stop]
         if not math.isfinite(amount) or amount < -self.order.tolerance:
             raise self._invalid(amount)
         traded = self._split(amount, price, volume, last=stop == self._end)
-        self._check(traded, amount)
+        tolerance = self.order.tolerance
+        if not (traded >= -tolerance).all() or traded.sum() > self.position + tolerance:
+            raise self._invalid(amount)
         left = self.position - np.cumsum(traded)
         left[np.abs(left) < self.order.tolerance] = 0.0
         self.history_exec = self.history_exec.plus(self._ticks(start, stop, traded, left))
@@ -143,10 +146,6 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             ticks_for_order=self.ticks_for_order,
         )
 
-    def _next(self) -> int:
-        following = (self._at // self.ticks_per_step + 1) * self.ticks_per_step
-        return min(following, self._end)
-
     def _split(self, amount: float, price: Array, volume: Array, *, last: bool) -> Array:
         """Return the amount that each tick of a step trades, (ticks,), within the market's limit. A tick without a
         price trades nothing.
@@ -165,12 +164,6 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             final = int(np.flatnonzero(priced)[-1])
             traded[final] = min(traded[final] + self.position - traded.sum(), limit[final])
         return traded
-
-    def _check(self, traded: Array, amount: float) -> None:
-        """Raise InvalidTrade if a tick would trade a negative amount, or all together too much."""
-        tolerance = self.order.tolerance
-        if not (traded >= -tolerance).all() or traded.sum() > self.position + tolerance:
-            raise self._invalid(amount)
 
     def _invalid(self, amount: float) -> InvalidTrade:
         return InvalidTrade(
@@ -207,7 +200,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         If nothing was traded, price and price advantage are 0.
         time: the beginning of the first tick.
         volume, price, traded: (ticks,).
-        amount: what was to be traded.
+        amount: the amount of the action.
         """
         total = float(traded.sum())
         value = float(_value(price, traded).sum())

@@ -372,8 +372,8 @@ def load_handler_intraday_processed_data(
 
 
 @lru_cache(maxsize=100)
-def _handler_data(*place: Any) -> HandlerIntradayProcessedData:
-    return HandlerIntradayProcessedData(*place)
+def _handler_data(*arguments: Any) -> HandlerIntradayProcessedData:
+    return HandlerIntradayProcessedData(*arguments)
 
 
 class HandlerProcessedDataProvider(ProcessedDataProvider):

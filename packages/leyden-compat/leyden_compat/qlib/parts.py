@@ -51,7 +51,7 @@ def _converted(read: Any) -> Any:
 
 
 class Simulator(AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType, parts.ActType]):
-    """A simulator of one episode, made anew for each seed."""
+    """A simulator of one episode, made for each seed."""
 
     def __init__(self, initial: Any = None, **kwargs: Any) -> None:
         """Accept the initial state and any other argument, without using them."""

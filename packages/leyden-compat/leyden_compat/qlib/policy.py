@@ -312,13 +312,13 @@ _MOMENTS = ("mean", "var", "count")
 
 def _numbered(state: Mapping[str, Any]) -> dict[str, Any]:
     groups: list[dict[str, Any]] = [
-        {name: _as_list(value) for name, value in group.items()} for group in state["param_groups"]
+        {
+            name: list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+            for name, value in group.items()
+        }
+        for group in state["param_groups"]
     ]
     return {"state": {str(number): dict(values) for number, values in state["state"].items()}, "param_groups": groups}
-
-
-def _as_list(value: Any) -> Any:
-    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
 
 
 def as_policy(policy: Any) -> Policy:

@@ -206,13 +206,13 @@ class FiniteVectorEnv:
         if alive:
             result = self.native.step(actions, alive)
             self._rows = result.obs
-            for place, env in enumerate(ids):
+            for index, env in enumerate(ids):
                 if env in alive:
-                    rewards[place] = result.rewards[env]
-                    done[place] = result.terminated[env] or result.truncated[env]
+                    rewards[index] = result.rewards[env]
+                    done[index] = result.terminated[env] or result.truncated[env]
                     info = {name: value for name, value in result.infos.get(env, {}).items() if name != "episode"}
                     log = _as_pairs(info.get("log", {}))
-                    infos[place] = {"aux_info": {}, **info, "log": log, "env_id": env}
+                    infos[index] = {"aux_info": {}, **info, "log": log, "env_id": env}
             if not self._first_info["log"]:
                 self._first_info = copy.deepcopy(infos[ids.index(alive[0])])
         # With the None, NumPy makes an array of objects instead of looking into them.
@@ -244,7 +244,7 @@ class FiniteVectorEnv:
             return cast(Any, found)
         # An array of one structure for each environment, which tianshou stacks itself. With the
         # None, NumPy makes an array of objects instead of looking into them.
-        return np.array([*(select(found, place) for place in range(len(ids))), None], object)[:-1]
+        return np.array([*(select(found, index) for index in range(len(ids))), None], object)[:-1]
 
 
 class FiniteDummyVectorEnv(FiniteVectorEnv):
