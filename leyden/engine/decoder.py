@@ -208,7 +208,6 @@ class Decoder:
         return 1 if deterministic else 2 * max_batch_rows
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -253,7 +252,6 @@ class Decoder:
             row.cached = 0
 
     def statistics(self) -> EngineStatistics:
-        """Return the counters since start."""
         return EngineStatistics(
             **self._counts,
             extra={

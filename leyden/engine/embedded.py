@@ -411,7 +411,6 @@ class EmbeddedBackend(PolicyBackend):
         return policy, threads
 
     def _stop(self) -> None:
-        """Stop the engine if it runs. It blocks."""
         with self._lock:
             running, self._running = self._running, None
             if running is None:
@@ -424,7 +423,6 @@ class EmbeddedBackend(PolicyBackend):
             free_cached_memory()
 
     def _restore_torch(self) -> None:
-        """Give torch its settings for deterministic algorithms and for cuDNN's attention back."""
         import torch
 
         if self._deterministic:

@@ -292,7 +292,6 @@ class TorchLearner:
                     parameter.copy_(self.masters[name])
 
     def clear_gradient(self) -> None:
-        """Clear the gradient."""
         for name, parameter in self.parameters.items():
             parameter.grad = None
             self.masters[name].grad = None

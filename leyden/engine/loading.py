@@ -57,7 +57,6 @@ class LoadedPolicy:
 
     @property
     def device_type(self) -> str:
-        """The kind of device that the model is on, such as "cpu"."""
         return next(self.model.parameters()).device.type
 
 

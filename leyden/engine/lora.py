@@ -114,7 +114,6 @@ def write_adapter(model: Any, path: Path) -> None:
 
 
 def _new_config(peft: Any, lora: LoRA) -> Any:
-    """Return peft's configuration of new adapters."""
     modules = lora.target_modules
     return peft.LoraConfig(
         r=lora.rank,

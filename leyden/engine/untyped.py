@@ -64,10 +64,8 @@ def checkpointed(function: Callable[..., Any], *arguments: Any, **named: Any) ->
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, by name."""
     return _safetensors.load_file(path)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors to a safetensors file."""
     _safetensors.save_file(tensors, path)

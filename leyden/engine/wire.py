@@ -102,12 +102,10 @@ class CompletionRequest(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The strings that end a response."""
         return tuple(stop_strings(self.stop))
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 

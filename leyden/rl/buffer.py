@@ -109,7 +109,6 @@ class RolloutBuffer:
         return self.n_steps
 
     def begin_collect(self) -> None:
-        """Drop the transitions of the last collect."""
         self.mask[: self.n_rows] = False
         self.n_rows = self.n_steps = 0
         self._final.clear()

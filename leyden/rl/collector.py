@@ -194,11 +194,9 @@ class Collector:
         return _result(ended, n_steps, time.perf_counter() - began, all_lost, skips=venv.skips)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counters."""
         return {"total_episodes": self.total_episodes, "total_steps": self.total_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counters that `state_dict` returned."""
         self.total_episodes, self.total_steps = int(state["total_episodes"]), int(state["total_steps"])
 
     def _begin(self, obs: Batch, ids: list[int]) -> Batch:

@@ -236,7 +236,6 @@ class RewardCombination(Reward[StateType]):
         self.rewards = dict(rewards)
 
     def reward(self, simulator_state: StateType) -> float:
-        """Return the weighted sum of the parts' rewards, and log each weighted part by its name."""
         total = 0.0
         for name, (part, weight) in self.rewards.items():
             value = part(simulator_state) * weight

@@ -105,12 +105,10 @@ class SeedPlan(Generic[T]):
         """The seeds that were taken and neither finished nor given back: index by number."""
 
     def __len__(self) -> int:
-        """Return the number of items in one pass."""
         return self._size
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` would return None now."""
         return not self._returned and self._repeat != -1 and self._pass >= self._repeat
 
     def take(self) -> Seed[T] | None:
@@ -144,7 +142,6 @@ class SeedPlan(Generic[T]):
         return self._taken, int(self._order[1][self._cursor])
 
     def _advance(self, number: int, index: int) -> None:
-        """Mark the seed that `_next` returned as taken."""
         if self._returned:
             heapq.heappop(self._returned)
         else:

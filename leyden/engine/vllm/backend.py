@@ -361,10 +361,6 @@ class VLLMBackend(PolicyBackend):
         return LLM(endpoint=f"{running.server.url}/v1", model=self.model_name, api_key=self._api_key)
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[SampledResponse]:
-        """Return one response for each prompt, sampled by the server with the published weights.
-
-        Raise ConfigError for an invalid prompt.
-        """
         running = started(self._running)
         check_prompts(prompts, running.n_vocabulary, running.max_length)
         stop_ids = sorted({*running.stop_ids, *params.stop_token_ids})

@@ -149,7 +149,6 @@ class VLLMClient:
         return choices[0], [int(each) for each in cast("list[Any]", ids)]
 
     async def models(self) -> dict[str, dict[str, Any]]:
-        """Return the served models by name."""
         return {model["id"]: model for model in (await self.get("/v1/models"))["data"]}
 
     async def counters(self) -> dict[str, float]:

@@ -76,11 +76,9 @@ class Rows(NamedTuple):
 
     @classmethod
     def allocate(cls, layout: Layout, n: int) -> Rows:
-        """Return n rows in new memory."""
         return cls(layout.allocate(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
 
     def part(self, rows: slice) -> Rows:
-        """Return a view of some rows."""
         return Rows(select(self.obs, rows), self.rewards[rows], self.terminated[rows], self.truncated[rows])
 
 
@@ -166,7 +164,6 @@ class EnvGroup:
         return infos, failures
 
     def close(self) -> None:
-        """Close the environments."""
         for slot in self._slots:
             slot.env.close()
 
@@ -280,10 +277,9 @@ class _Slot:
         raise NotImplementedError
 
     def drop_episode(self) -> None:
-        """Drop the episode, because it failed."""
+        pass
 
     def _stats(self) -> EpisodeStats:
-        """Return the statistics of the episode, with the mean of each logged number."""
         seed = self._seed
         logs = {name: total / self._counts[name] for name, total in self._sums.items()}
         return EpisodeStats(
@@ -495,7 +491,6 @@ def _with_level(value: Any) -> tuple[int, Any]:
 
 
 def cores() -> int:
-    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

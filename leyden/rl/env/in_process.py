@@ -125,7 +125,6 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             group.open(self._layout, self._action_layout, rows)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin the episodes of each group in its thread. Return the failures by number among all."""
 
         def begin(group: EnvGroup, part: range) -> list[EnvFailure]:
             return group.begin([(env - part.start, seed) for env, seed in starts if env in part])
@@ -137,7 +136,6 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         ]
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step each group in its thread. Return infos and failures by number among all."""
 
         def step(group: EnvGroup, part: range) -> tuple[Infos, list[EnvFailure]]:
             rows = slice(part.start, part.stop)

@@ -322,7 +322,6 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return f" (worker {worker.number}, process {pid})"
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Send the starts to their workers, then wait for all. Return the failures."""
         sent: list[tuple[_EnvWorker, BeginEpisodes]] = []
         for worker in self._workers:
             mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]

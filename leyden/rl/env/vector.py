@@ -159,7 +159,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Release everything that the kind has started."""
+        pass
 
     def _busy(self) -> int | None:
         """Return the number of the environment that is being called; None if unknown.

@@ -29,7 +29,6 @@ class Sb3Policy(NonLearnablePolicy):
         self.model = model
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return `predict(obs, deterministic=not explore)`."""
         actions, _ = self.model.predict(obs, deterministic=not explore)
         return PolicyOutput(np.asarray(actions))
 
@@ -38,7 +37,6 @@ class Sb3Policy(NonLearnablePolicy):
         return {"model": {name: t.detach().clone() for name, t in _module(self.model).state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the network's weights."""
         _module(self.model).load_state_dict(state["model"])
 
 
@@ -94,5 +92,4 @@ class TianshouPolicy(NonLearnablePolicy):
         return {"model": {name: t.detach().clone() for name, t in self.policy.state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the policy's weights."""
         self.policy.load_state_dict(state["model"])

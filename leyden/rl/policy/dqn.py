@@ -127,7 +127,6 @@ class DQN(TorchPolicy):
         return last if self.n_explored >= over else first + (last - first) * self.n_explored / over
 
     def make_buffer(self, size: int | None, num_envs: int) -> ReplayBuffer:
-        """Return a buffer for the transitions of many collects."""
         return ReplayBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:

@@ -93,18 +93,16 @@ class NonLearnablePolicy(Policy):
         self.action_space = action_space
 
     def update(self, buffer: Any, **kwargs: Any) -> Mapping[str, float]:
-        """Return no metrics. A rule learns nothing."""
         return {}
 
     def make_buffer(self, size: int | None, num_envs: int) -> None:
-        """Return None, because a rule needs no transitions."""
+        pass
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing, because a rule has no state."""
+        pass
 
 
 class AllOne(NonLearnablePolicy):
@@ -128,7 +126,6 @@ class AllOne(NonLearnablePolicy):
             )
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the action for each observation, (n, ...)."""
         n = len(next(leaves(obs)))
         return PolicyOutput(np.broadcast_to(self._action, (n, *self._action.shape)).copy())
 
@@ -147,15 +144,12 @@ class RandomPolicy(NonLearnablePolicy):
         self._n_calls = 0
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return a random action for each observation, whether exploring or not."""
         self._draws.seed(int(np.random.SeedSequence([self._seed, self._n_calls]).generate_state(1)[0]))
         self._n_calls += 1
         return PolicyOutput(np.stack([self._draws.sample() for _ in range(len(next(leaves(obs))))]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed and the number of calls so far."""
         return {"seed": self._seed, "n_calls": self._n_calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the draws where a policy with this state would."""
         self._seed, self._n_calls = int(state["seed"]), int(state["n_calls"])

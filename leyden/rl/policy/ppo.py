@@ -130,7 +130,6 @@ class PPO(TorchPolicy):
         self._set_module(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
 
     def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer:
-        """Return a buffer for one collect."""
         return RolloutBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:

@@ -74,7 +74,6 @@ class TorchPolicy(Policy):
         self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
 
     def train(self, mode: bool = True) -> None:
-        """Put the module into training mode, or with False into evaluation mode."""
         self.module.train(mode)
 
     # ---- steps -----------------------------------------------------------------------------------

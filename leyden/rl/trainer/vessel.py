@@ -281,7 +281,6 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         """The saved position of a plan that is not made yet."""
 
     def require_stage(self, stage: Stage) -> None:
-        """Raise ConfigError unless the vessel can run this stage, and name the missing argument."""
         seeds, run, argument = _STAGES[stage]
         if _is_method_of(TrainingVessel, self, seeds) and getattr(self, argument) is None:
             raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to {run} on; give {argument}")
@@ -301,13 +300,11 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return self._plan
 
     def val_seed_iterator(self) -> Seeds:
-        """Return a plan with each initial state of the validation once, in order."""
         if self.val_initial_states is None:
             return super().val_seed_iterator()
         return SeedPlan(self._few("val_initial_states", self.val_initial_states))
 
     def test_seed_iterator(self) -> Seeds:
-        """Return a plan with each initial state of the test once, in order."""
         if self.test_initial_states is None:
             return super().test_seed_iterator()
         return SeedPlan(self._few("test_initial_states", self.test_initial_states))
@@ -335,11 +332,9 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return metrics
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Run each initial state of the validation once, without exploring."""
         return self._evaluate(vector_env, self.val_initial_states)
 
     def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Run each initial state of the test once, without exploring."""
         return self._evaluate(vector_env, self.test_initial_states)
 
     def _evaluate(self, vector_env: FiniteVectorEnv, states: Items[Any] | None) -> Mapping[str, Any]:
