@@ -131,8 +131,8 @@ class EmbeddedBackend(PolicyBackend):
         offload: keep the optimizer's moments, and its float32 copies of narrower weights, in the CPU's memory between
             two steps. The weights stay, because sampling reads them. It does nothing on a CPU.
         deterministic: make a response depend only on weights, prompt and seed. Requests are then decoded one by one,
-        and each must have a seed. Without it, other rows in the batch change the last bits of a probability, so a seed
-        gives equal responses only up to rounding.
+            and each must have a seed. Without it, other rows in the batch change the last bits of a probability, so a
+            seed gives equal responses only up to rounding.
         seed: the seed of the sampler, for requests without a seed.
         threads: torch's threads, for decoding and for training each. "auto" takes one for a model of less than 16
             million parameters, else all cores, or all but one if there are at least four. None leaves torch's default.

@@ -155,8 +155,8 @@ def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
 
 
 def _untie_adapted(model: Any) -> None:
-    """Give each layer its own weights where one with an adapter shares them, such as an output head that is tied to
-    the embeddings: the adapter of one must not be merged into the other.
+    """Give each layer its own weights where one with an adapter shares them, such as an output head that is tied to the
+    embeddings: the adapter of one must not be merged into the other.
     """
     owners: defaultdict[int, list[tuple[Any, str]]] = defaultdict(list)
     adapted: set[int] = set()

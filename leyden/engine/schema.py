@@ -461,8 +461,8 @@ class _Schema:
         return parts if all(isinstance(part, dict) for part in parts) else []
 
     def _discriminator(self, schema: Json) -> str | None:
-        """Return a property that all alternatives of a `oneOf` have, each with its own values; None if there is
-        none. An object that has it satisfies one alternative at most.
+        """Return a property that all alternatives of a `oneOf` have, each with its own values; None if there is none.
+        An object that has it satisfies one alternative at most.
         """
         parts = self._alternatives(schema.get("oneOf"))
         maps = [cast(Json, names) for part in parts if isinstance(names := part.get("properties"), dict)]

@@ -344,10 +344,10 @@ class LightningStore(NamedOptions, ABC):
         """Return a page of spans, tokens included: of a rollout, of one of its attempts, or of all.
 
         rollout_id, attempt_id: None for all. "latest" is the latest attempt, which has no spans before the rollout is
-        claimed.
+            claimed.
         started_from, started_before: Unix seconds, the latter exclusive.
         attributes: each must be equal and of the same kind (string, boolean or number): 1 matches 1.0, and neither True
-        nor "1". Across all rollouts it must be indexed (`index_span_attribute`).
+            nor "1". Across all rollouts it must be indexed (`index_span_attribute`).
         filter_logic: joins the filters from `trace_id` to `kind`. The others always hold.
         limit: -1 for all.
         sort_by: across all rollouts "sequence_id" means the order of arrival, because sequence ids compare within an
@@ -394,11 +394,10 @@ class LightningStore(NamedOptions, ABC):
             returned to one of them. The cursor is in memory only: another object, another client of a server or a
             restarted process begins at the first span again. To continue after a restart, keep `page.after` and pass
             it.
-        rollout_ids: only spans of these (unknown ones may come later); with it `after` must be given.
-        Waits, by event, up to `timeout_seconds` for the first span. For a cursor each span is returned once, also
-        across restarts and from any writer. Spans that retention has removed are left out. Raise ConfigError for a
-        cursor that this store did not make. Safe to retry with `after`; without it, a page that was returned is not
-        returned again.
+        rollout_ids: only spans of these (unknown ones may come later); with it `after` must be given. Waits, by event,
+        up to `timeout_seconds` for the first span. For a cursor each span is returned once, also across restarts and
+        from any writer. Spans that retention has removed are left out. Raise ConfigError for a cursor that this store
+        did not make. Safe to retry with `after`; without it, a page that was returned is not returned again.
         """
 
     async def watch_spans(
@@ -461,8 +460,8 @@ class LightningStore(NamedOptions, ABC):
         default order, with `run_id`, `group_id` or `replay_from` alone, the cost grows with `limit` and `offset`; with
         other filters and orders beside them, with the rollouts of that run, that group, or that repeat that rollout.
         Any other filter or order reads more rollouts.
-        The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
-        Raise UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`, and none repeats an
+        The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`. Raise
+        UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`, and none repeats an
         unknown `replay_from`.
         """
 
@@ -604,8 +603,8 @@ class LightningStore(NamedOptions, ABC):
     async def release_claims(self, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
         """Requeue rollouts with an unfinished attempt and return their ids. For the owner of a run that died.
 
-        worker_ids: only attempts of these workers; None: all attempts, for a store that serves no other run.
-        The attempts end as `failed` with `metadata["reason_kind"] = "interrupted"`, and do not count against
+        worker_ids: only attempts of these workers; None: all attempts, for a store that serves no other run. The
+        attempts end as `failed` with `metadata["reason_kind"] = "interrupted"`, and do not count against
         `max_attempts`.
         """
 
@@ -729,7 +728,7 @@ class LightningStore(NamedOptions, ABC):
         expected: the id and version that the label must be on now, None for a label that must be new. Left out, the
             label moves wherever it is. Of several callers that expect the same version, one moves the label.
         who, why: for the audit log (`query_audit`), which is written in the same transaction. Retention keeps a version
-        that has a label.
+            that has a label.
         Raise LabelMoved if the label is elsewhere, VersionFrozen for a frozen version, UnknownResources for a version
         that is not in the store, ConfigError for a label without 1 to 200 printable characters. Safe to retry: a label
         that is already on the new version stays there.

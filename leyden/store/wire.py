@@ -93,8 +93,8 @@ class Route:
     repeatable: bool = True
     """Whether a client may send the request again without knowing the outcome of the first; see the protocol."""
     left_out: tuple[tuple[str, Any], ...] = ()
-    """Defaults of parameters in a request, instead of the protocol's defaults, which would depend on the state of
-    the server's store object."""
+    """Defaults of parameters in a request, instead of the protocol's defaults, which would depend on the state of the
+    server's store object."""
     cached: bool = False
     """Whether the reply has an ETag, so that a client need not load it twice."""
     echoes: bool = False

@@ -79,12 +79,12 @@ def is_tied(folder: Path) -> bool:
 
 
 def untie_embeddings(folder: Path) -> bool:
-    """Give a model with tied embeddings, in a folder, its own output head with the same numbers. Return whether
-    the model was tied.
+    """Give a model with tied embeddings, in a folder, its own output head with the same numbers. Return whether the
+    model was tied.
 
     vLLM on a CPU keeps a packed copy of a tied output head, and does not update the copy when weights are reloaded. An
-    output head that is its own tensor is reloaded like every other weight. Raise EngineError if the embeddings are
-    not found.
+    output head that is its own tensor is reloaded like every other weight. Raise EngineError if the embeddings are not
+    found.
     """
     if not is_tied(folder):
         return False

@@ -99,9 +99,7 @@ def check_page(limit: int, offset: int) -> None:
 
 
 def within_reach(rows: int) -> int:
-    """Return a limit of rows that every database takes: a number for "all" instead of a negative or very large
-    one.
-    """
+    """Return a limit of rows that every database takes: a number for "all" instead of a negative or very large one."""
     return min(rows, _ALL) if rows >= 0 else _ALL
 
 

@@ -24,8 +24,8 @@ the first holds BEGIN, the locks and the look-ups, the second all writes. Enqueu
 store claimed or to which it added the last ones, are one message (`Guesses`), and so is each part of an operation on
 many rollouts (`ahead`).
 
-A further span of a running attempt is a single statement, which is its own transaction. It is committed when the
-end of its batch has arrived, not when its result has.
+A further span of a running attempt is a single statement, which is its own transaction. It is committed when the end of
+its batch has arrived, not when its result has.
 """
 
 from __future__ import annotations

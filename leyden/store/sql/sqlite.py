@@ -243,8 +243,8 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 
 @cache
 def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
-    """Return each query with `?` for its named parameters, and a function that returns their values in
-    order. The database then need not look up names.
+    """Return each query with `?` for its named parameters, and a function that returns their values in order. The
+    database then need not look up names.
     """
     return {
         name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()
