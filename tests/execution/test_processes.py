@@ -393,7 +393,6 @@ if __name__ == "__main__":
 
 
 @pytest.mark.faults
-@pytest.mark.merge
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ["normal", "killed"])
 def test_runner_processes_elsewhere_end_by_themselves(tmp_path: Path, ending: str) -> None:

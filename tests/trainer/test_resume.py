@@ -131,7 +131,6 @@ def assert_same_result(directory: Path, uninterrupted: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.merge
 @pytest.mark.timeout(300)
 def test_a_repeated_step_is_done_before_the_rollouts_of_the_next_one(uninterrupted: Path, tmp_path: Path) -> None:
     """A checkpoint is written while the next step's rollouts run. If a kill comes before it is complete, they are in the

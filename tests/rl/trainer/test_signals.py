@@ -52,7 +52,6 @@ def test_a_signal_to_the_whole_group_ends_the_run_after_its_stage_and_saves_it(
 
 
 @pytest.mark.faults
-@pytest.mark.merge
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_a_run_whose_simulators_hang(tmp_path: Path, number: signal.Signals) -> None:
     run, workers = started(tmp_path)
