@@ -1,8 +1,10 @@
 """Read a GGUF file, llama.cpp's format, into a Hugging Face folder, and write such a folder as a GGUF file again.
 
-Weights are dequantised to float32 by the package `gguf`, so that the model computes what llama.cpp computes from the
-same file, up to rounding. Each tensor of the file must have its place in the model and each parameter its tensor;
-whatever is left over is refused, because a model with a random layer would train without a complaint.
+Weights are dequantised to float32 by the package `gguf`. From a file in float32, llama.cpp computes the same
+log-probabilities (to 0.006 nats on SmolLM2 and Gemma 3, with its cache in float16); from a quantised one it differs by
+some tenths, because it quantises activations, too. Each tensor of the file must have its place in the model and each
+parameter its tensor; whatever is left over is refused, because a model with a random layer would train without a
+complaint.
 
 The folder keeps the file's metadata (`metadata.gguf`: tokenizer, hyperparameters, no weights), from which the trained
 weights are written as GGUF again. To support an architecture, add a line to `_ARCHITECTURES`.
