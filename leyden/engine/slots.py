@@ -75,7 +75,7 @@ class SlotTable:
         """Return whether a row that is about to be computed will hold more of the prompt than any row does now, so that
         the prompt had better be given a row afterwards.
         """
-        if self._min_copied is None or not self._begun:
+        if self._min_copied is None or not self._begun or len(prompt) < self._min_copied:
             return False
         key = _key(prompt)
         begun = max(_n_common(key, other) for other in self._begun.values())
@@ -83,9 +83,8 @@ class SlotTable:
 
     def computed(self) -> None:
         """Record that the prompts of all rows in use are in the cache."""
-        if self._min_copied is not None:
-            for row, key in self._begun.items():
-                self._hold(row, key)
+        for row, key in self._begun.items():
+            self._hold(row, key)
         self._begun.clear()
 
     def release(self, row: int, tokens: Sequence[int] = ()) -> None:
@@ -101,8 +100,7 @@ class SlotTable:
         key = _key(tokens)
         self._kept[row] = key
         self._rows_of.setdefault(key, []).append(row)
-        if self._min_copied is not None:
-            self._hold(row, key)
+        self._hold(row, key)
 
     def drop(self) -> None:
         """Free every kept row, because the weights that computed their caches have changed."""
@@ -117,6 +115,8 @@ class SlotTable:
         few.
         """
         best: tuple[int | None, int] = (None, 0)
+        if not self._held:
+            return best
         at = bisect_left(self._held, (key, -1))
         for tokens, row in self._held[max(at - 1, 0) : at + 1]:
             if (n_common := _n_common(key, tokens)) > best[1]:
@@ -159,6 +159,8 @@ class SlotTable:
 
     def _hold(self, row: int, key: bytes) -> None:
         self._drop(row)
+        if self._min_copied is None or len(key) < self._min_copied * _ITEM:
+            return
         insort(self._held, (key, row))
         self._held_of[row] = key
 

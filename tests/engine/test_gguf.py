@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, 
 from leyden.engine import EmbeddedBackend
 from leyden.engine.gguf import METADATA, export_gguf, import_gguf, imported
 from leyden.errors import ConfigError, EngineError
-
-gguf = pytest.importorskip("gguf")
 
 SHAPE = {
     "vocab_size": 300,

@@ -169,7 +169,7 @@ class _Layer:
         self.window: int | None = getattr(attention, "sliding_window", None)
         """The number of tokens, its own included, that a token attends to; None: all before it."""
         self.scale: float = attention.scaling
-        """What products of queries and keys are multiplied with."""
+        """The factor on the products of queries and keys."""
         self._q, self._k, self._v, self._o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._size: int = attention.head_dim
