@@ -316,7 +316,7 @@ class LightningStoreClient(WaitingStore):
 
 
 class _LoopState:
-    """What the callers of one event loop share: a semaphore for claims that wait at the server, and a task for news."""
+    """State of one event loop's callers: a semaphore for claims that wait at the server, and a task for news."""
 
     def __init__(self, store: LightningStore, signals: Signals) -> None:
         self.claims = asyncio.Semaphore(_CLAIMS_AT_ONCE)

@@ -275,7 +275,7 @@ class PromptOptimiser(Algorithm):
         return result
 
     async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
-        """Both results are None without a test set, or if the budget has no room for it."""
+        """Return both results on the test set, or twice None without one and without room for it in the budget."""
         if self.test_dataset is None or not len(self.test_dataset):
             return None, None
         tasks = [self.test_dataset[index] for index in range(len(self.test_dataset))]

@@ -74,7 +74,7 @@ _SHORTAGES: dict[Reason, tuple[str, str]] = {
         "Python runs one thread at a time: let agents that compute work in processes (strategy='ipc')",
     ),
 }
-"""What the loop lacks, and the remedy."""
+"""Reasons why an event loop gets no CPU time, each with its remedy."""
 _ATTEMPT: ContextVar[InFlight | None] = ContextVar("leyden_attempt_in_flight", default=None)
 warnings = Throttle()
 """Limits this process to one warning a minute for each reason."""
@@ -138,7 +138,7 @@ class Clocks:
     queued: float = 0.0
     """Time in which the thread was ready to run and had no core. 0.0 on systems other than Linux."""
     others_queued: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The same of each other thread of the process, by the kernel's id."""
+    """The time in which each other thread of the process was ready and had no core, by the kernel's id."""
 
     @classmethod
     def read(cls, native_id: int) -> Clocks:
