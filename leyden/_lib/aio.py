@@ -54,10 +54,7 @@ class Latch:
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until it is open or `timeout` seconds have passed.
-
-        Return `is_set()`.
-        """
+        """Block this thread until it is open or `timeout` seconds have passed. Return `is_set()`."""
         return self._event.wait(timeout)
 
     async def wait_async(self) -> None:

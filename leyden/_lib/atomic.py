@@ -100,10 +100,7 @@ def remove_directory(path: Path) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Make names created or removed in this directory durable.
-
-    Windows has no such call and needs none.
-    """
+    """Make names created or removed in this directory durable. Windows has no such call and needs none."""
     if os.name != "nt":
         _fsync(path)
 

@@ -37,8 +37,7 @@ def named_by(key: str) -> tuple[str, str] | None:
 
 
 def _quoted(part: str) -> str:
-    """Return an id without dots, because dots separate the parts of a key."""
-    return quote(part, safe="").replace(".", "%2E")
+    return quote(part, safe="").replace(".", "%2E")  # dots separate the parts of a key
 
 
 def _signature(token: str | None, rollout_id: str, attempt_id: str) -> str:

@@ -4,8 +4,7 @@ it.
 The wall clock is stepped by an administrator, by NTP, and by the host of a virtual machine that was paused. A program
 that compares the wall clock with a time from before such a step takes it for time that has passed, and ends what is
 under way. `unix_time` begins as the wall clock when the process begins, counts the real time from there on, and works
-off any difference at one hundredth of real
-time: a second takes 100 seconds, an hour four days.
+off any difference at one hundredth of real time: a second takes 100 seconds, an hour four days.
 
 Use `time.time()` only for a time that other machines or people read, and `time.monotonic()` for a duration within one
 process that is not recorded.
@@ -25,7 +24,7 @@ _RATE: Final = 0.01
 """The part of real time by which the clock runs faster or slower until a difference is worked off. No limit is wrong by
 more."""
 _CHECK_SECONDS: Final = 0.1
-"""Seconds between two looks at the wall clock, which take longer than a reading without one."""
+"""Seconds between two readings of the wall clock."""
 _NO_DIFFERENCE_SECONDS: Final = 0.001
 """A smaller difference from the wall clock is left as it is. It may be the time between the readings of two clocks."""
 _LOGGED_SECONDS: Final = 2.0
@@ -46,28 +45,23 @@ class Clock:
         self.wall = wall
         self.real = real
         self._checked = wall(), real(), 0.0
-        """This clock, the real time, and the seconds by which the wall clock was ahead, all at the last look at the
-        wall clock. One tuple, because threads read and replace it without a lock.
+        """This clock, the real time, and the seconds by which the wall clock was ahead, when it was last checked. One
+        tuple, because threads read and replace it without a lock.
         """
         self._is_logged = False
 
     def time(self) -> float:
-        """Return the time in Unix seconds."""
         then, real_then, ahead = self._checked  # read first, so that no other thread's is later than `real`
         passed = self.real() - real_then
         if not ahead and passed < _CHECK_SECONDS:
             return then + passed
-        most = passed * _RATE
-        now = then + passed + min(max(ahead, -most), most)
+        max_change = passed * _RATE
+        now = then + passed + min(max(ahead, -max_change), max_change)
         if passed >= _CHECK_SECONDS:
             self._check(now, real_then + passed)
         return now
 
     def _check(self, now: float, real: float) -> None:
-        """Look at the wall clock.
-
-        now: the reading of this clock when the real time was `real`.
-        """
         ahead = self.wall() - now
         if self.real() - real > _NO_DIFFERENCE_SECONDS:
             return  # the thread stood still between the two clocks; the next reading tries again

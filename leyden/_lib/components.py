@@ -3,6 +3,8 @@
 A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type and arguments. This
 module knows no component and no registry of them. To make components known by short names, keep a `dict[str,
 Component]`, hand it to `build_component`, and let `register_name` add to it.
+
+An instance of a `KeepsArguments` remembers its constructor's arguments, so that a run can record its configuration.
 """
 
 from __future__ import annotations
@@ -74,7 +76,6 @@ def build_component(
         function or a class is called for the argument, without arguments.
     dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of
         `dict_default_cls`.
-
     Raise ConfigError for a spec that cannot be resolved, and InvalidArgument (a TypeError too) for an instance of
     another kind.
     """
@@ -116,13 +117,8 @@ def instantiate_from_spec(
     dict_default_cls: Callable[..., Any] | None = None,
     registry: Registry | None = None,
 ) -> Any:
-    """Build the component that a name, an import path or a dict means, without a check of its type.
-
-    spec_name: the option's name, for messages.
-    optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open.
-    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of
-        `dict_default_cls`.
-    registry: the registered names; with a registry, `name` in a dict means the same as `type`.
+    """Build the component that a name, an import path or a dict means, without a check of its type. The options are
+    those of `build_component`.
     """
     target: Any = spec
     arguments: dict[str, Any] = {}
@@ -170,9 +166,8 @@ def check_arguments(
     spec_name: str,
     remedy: str = "pass an instance, or a dict with 'type' and the arguments",
 ) -> None:
-    """Raise ConfigError for an argument that a class or factory does not accept, or that is missing.
-
-    A class written in C that describes no signature is not checked.
+    """Raise ConfigError for an argument that a class or factory does not accept, or that is missing. A class written in
+    C that describes no signature is not checked.
 
     remedy: how to give a missing argument, for the message.
     """
@@ -207,7 +202,6 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
 
 
 def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a class or factory by name; None if it describes no signature."""
     try:
         return inspect.signature(target).parameters
     except (TypeError, ValueError):  # a class written in C may describe none
@@ -215,9 +209,8 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] |
 
 
 def load_class(path: str) -> Any:
-    """Import `package.module.Name` or `package.module:Name`.
-
-    Raise ConfigError, with the import's own error as its cause.
+    """Import `package.module.Name` or `package.module:Name`. Raise ConfigError, with the import's own error as its
+    cause.
     """
     module_name, _, name = path.replace(":", ".").rpartition(".")
     if not module_name:
@@ -231,9 +224,8 @@ def load_class(path: str) -> Any:
 
 
 def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any:
-    """Return the class or factory with this registered name or import path.
-
-    Raise ConfigError, with the nearest name, for any other.
+    """Return the class or factory with this registered name or import path. Raise ConfigError, with the nearest name,
+    for any other.
     """
     if registry and name in registry:
         known = registry[name]
@@ -249,13 +241,10 @@ def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any
 
 
 def register_name(registry: dict[str, Component], name: str, component: Component, *, kind: str) -> None:
-    """Add a component to a registry.
-
-    Registering the same component under the same name again changes nothing.
-
-    Raise ConfigError for a name that could be an import path or an address, and for one that means another component.
+    """Add a component to a registry. Safe to repeat with the same component.
 
     kind: what the registry's components are, for messages.
+    Raise ConfigError for a name that could be an import path or an address, and for one that means another component.
     """
     if not name or any(character in name for character in ".:/"):
         raise ConfigError(f"{name!r} cannot name a component; choose a name without dots, colons and slashes")
@@ -272,3 +261,29 @@ def _possible(expected_type: type, registry: Registry | None) -> str:
 
 def _name(target: Any) -> str:
     return getattr(target, "__qualname__", repr(target))
+
+
+class KeepsArguments:
+    """A base class whose instances, of any subclass, remember their constructor's arguments."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        made.__dict__["_arguments"] = (args, kwargs)
+        return made
+
+
+def arguments_of(made: object) -> dict[str, Any]:
+    """Return the constructor's arguments by name, defaults included; empty for an object that does not remember
+    them.
+    """
+    args, kwargs = getattr(made, "__dict__", {}).get("_arguments", ((), {}))
+    try:
+        bound = inspect.signature(type(made)).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a constructor without a signature, or a copy made without arguments
+        return dict(kwargs)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    for parameter in inspect.signature(type(made)).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:  # list the options of `**kwargs` by their own names
+            given.update(given.pop(parameter.name))
+    return given

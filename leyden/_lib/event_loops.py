@@ -68,11 +68,7 @@ def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None], seconds: float | None = None) -> set[asyncio.Task[Any]]:
-    """Cancel tasks of the running loop, and wait for their end.
-
-    seconds: how long to wait; None: without limit.
-    Return the tasks that have not ended.
-    """
+    """Cancel tasks of the running loop, wait for their end, `seconds` at most, and return the unfinished ones."""
     left = {task for task in tasks if task is not None}
     for task in left:
         task.cancel()
@@ -121,10 +117,6 @@ class LoopWork(Generic[T]):
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], *, name: str) -> None:
-        """Start the coroutine.
-
-        name: the thread's name.
-        """
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(work)
         self.ended: concurrent.futures.Future[T] = concurrent.futures.Future()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,7 +29,7 @@ class _Exhaustible:
     """Parts of messages, for errors that another process or library has made into text."""
 
     def is_named_by(self, error: BaseException) -> bool:
-        """Return whether this error itself, without its causes, says that the resource has run out."""
+        """Return whether this error, without its causes, says that the resource has run out."""
         if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
             return True
         if isinstance(error, OSError) and error.errno in self.numbers:
@@ -81,11 +80,21 @@ _warnings = Throttle()
 
 
 def exhausted_resource(error: BaseException) -> str | None:
-    """Return the exhausted resource that caused `error`, with a remedy; None for another cause."""
-    for cause in _causes(error):
+    """Return the exhausted resource that caused `error`, with a remedy; None for another cause. Causes, contexts and
+    members of exception groups count.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting:
+        cause = waiting.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
         for resource in _RESOURCES:
             if resource.is_named_by(cause):
                 return f"{resource.name}: {resource.remedy}"
+        waiting += [each for each in (cause.__context__, cause.__cause__) if each is not None]
+        if isinstance(cause, BaseExceptionGroup):
+            waiting += cast("BaseExceptionGroup[BaseException]", cause).exceptions
     return None
 
 
@@ -94,17 +103,3 @@ def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException
     found = exhausted_resource(error)
     if found is not None and _warnings.admits(found):
         logger.warning("%s failed because %s", subject, found)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes and contexts, and the members of exception groups, each once."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        waiting += [cause for cause in (one.__context__, one.__cause__) if cause is not None]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += cast("BaseExceptionGroup[BaseException]", one).exceptions

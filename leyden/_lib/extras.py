@@ -33,10 +33,8 @@ def how_to_install(extra: str) -> str:
 
 
 def extension(group: str, name: str, *, needed_by: str) -> Any:
-    """Load what another distribution of Leyden's, such as leyden-compat, declares under
-    `[project.entry-points."leyden.GROUP"]`.
-
-    Raise MissingExtra, which says how to install it, if it is not installed or cannot be imported.
+    """Load the entry point `name` of the group `leyden.GROUP`, which leyden-compat declares. Raise MissingExtra if that
+    distribution is not installed or cannot be imported.
     """
     from importlib.metadata import entry_points
 
@@ -61,10 +59,7 @@ def require_packages(*packages: str, extra: str, needed_by: str) -> None:
 
 
 def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportError:
-    """Return the error to raise for a module of Leyden's that cannot be imported.
-
-    It is a MissingExtra if a package of the extra is not installed, and otherwise `error` itself.
-    """
+    """Return a MissingExtra if a package of the extra caused the error, and otherwise `error` itself."""
     package = (error.name or "").partition(".")[0]
     if package not in _PACKAGES[extra]:
         return error
@@ -74,9 +69,8 @@ def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportEr
 
 
 def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
-    """Import and return a module of an optional package.
-
-    Raise MissingExtra, which names the extra to install, if the import fails.
+    """Import and return a module of an optional package. Raise MissingExtra, which names the extra to install, if the
+    import fails.
     """
     try:
         return importlib.import_module(module)
@@ -100,8 +94,14 @@ def lazy_package(
 
     def resolve(name: str) -> Any:
         if name not in public:
+            hint = ""
+            if not name.startswith("_"):  # tools look for such names in every module
+                from difflib import get_close_matches
+
+                close = get_close_matches(name, public, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
             raise AttributeError(
-                f"module {package!r} has no attribute {name!r}{_hint(name, public)}",
+                f"module {package!r} has no attribute {name!r}{hint}",
                 name=name,
                 obj=None,  # or a traceback would add Python's own "Did you mean", a second time
             )
@@ -118,9 +118,8 @@ def lazy_package(
 
 
 def _homes(package: str) -> dict[str, str]:
-    """Return the module of each name that a package imports under `if TYPE_CHECKING`.
-
-    The source comes from the package's loader, because it can be in a zip file.
+    """Return the module of each name that a package imports under `if TYPE_CHECKING`. The source comes from the
+    package's loader, because it can be in a zip file.
     """
     spec = sys.modules[package].__spec__
     source = None if spec is None else cast(Any, spec.loader).get_source(package)
@@ -132,13 +131,3 @@ def _homes(package: str) -> dict[str, str]:
     blocks = (node.body for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imports = (node for block in blocks for node in block if isinstance(node, ast.ImportFrom) and node.module)
     return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
-def _hint(name: str, public: list[str]) -> str:
-    """Return the end of the message for an unknown name: the nearest public name, if one is near."""
-    if name.startswith("_"):  # tools look for such names in every module
-        return ""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, public, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

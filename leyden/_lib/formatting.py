@@ -37,7 +37,7 @@ def figure(value: float | str, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as `0:59`, `1:01` or `1:02:03`."""
+    """Return a duration in the form `0:59`, `1:01` or `1:02:03`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

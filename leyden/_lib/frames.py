@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -77,7 +77,10 @@ def users_part(traceback: TracebackType | None, *, and_below: bool = True) -> Tr
 
     and_below: keep what lies below the user's last frame.
     """
-    steps = list(_steps(traceback))
+    steps: list[TracebackType] = []
+    while traceback is not None:
+        steps.append(traceback)
+        traceback = traceback.tb_next
     users = [index for index, step in enumerate(steps) if is_users_file(step.tb_frame.f_code.co_filename)]
     if not users:
         return None
@@ -95,9 +98,3 @@ def users_stacklevel() -> int:
     while frame is not None and frame.f_back is not None and not is_users_file(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next

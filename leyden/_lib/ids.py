@@ -32,7 +32,6 @@ os.register_at_fork(after_in_child=_drop_fetched)  # else parent and child would
 
 
 def _random(n: int) -> str:
-    """Return n random bytes as 2n hexadecimal digits."""
     global _read
     found = _read(n)
     if len(found) < n:
@@ -42,10 +41,7 @@ def _random(n: int) -> str:
 
 
 def rollout_id() -> str:
-    """Return a fresh `ro-` id with 24 hexadecimal digits.
-
-    Ids that are made later sort after it, by the clock's milliseconds.
-    """
+    """Return a fresh `ro-` id with 24 hexadecimal digits. Later ids sort after it, by the clock's milliseconds."""
     return f"ro-{time.time_ns() // 1_000_000:011x}{_random(7)[1:]}"  # 11 + 13 digits: 44 + 52 bits
 
 

@@ -15,9 +15,8 @@ Json: TypeAlias = dict[str, Any]
 """A parsed JSON object."""
 
 MAX_JSON_PARTS: Final = 500_000
-"""The most objects and lists in one JSON text.
-
-Each takes two bytes to send and some 500 bytes of memory once it is parsed.
+"""The most objects and lists in one JSON text. Each takes two bytes to send and some 500 bytes of memory once it is
+parsed.
 """
 MAX_JSON_VALUES: Final = 4_000_000
 """The most values in one JSON text: numbers, words, objects and lists count once, strings and keys twice. It is that
@@ -65,7 +64,6 @@ def json_line(content: Json) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with None in place of NaN and infinity, also inside containers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if is_object(value):
@@ -86,7 +84,7 @@ class JsonMeter:
 
     def __init__(self, *, times: int = 1) -> None:
         """times: multiplies the limits, except that of the depth."""
-        self._most_parts, self._most_values = times * MAX_JSON_PARTS, times * MAX_JSON_VALUES
+        self._max_parts, self._max_values = times * MAX_JSON_PARTS, times * MAX_JSON_VALUES
         self._is_utf8: bool | None = None
         self._rest = b""
         """What precedes the next piece: a backslash, or a text too short to show its encoding."""
@@ -97,28 +95,27 @@ class JsonMeter:
     def add(self, piece: bytes) -> None:
         """Count the next piece of the text. Raise TooMuchJson beyond a limit."""
         for start in range(0, len(piece), PIECE_BYTES):
-            self._add(piece[start : start + PIECE_BYTES])
-
-    def _add(self, piece: bytes) -> None:
-        piece = self._rest + piece
-        if self._is_utf8 is None:
-            if len(piece) < _ENCODING_BYTES:
-                self._rest = piece
-                return
-            self._is_utf8, self._rest = json.detect_encoding(piece).startswith("utf-8"), b""
-        piece = self._without_strings(piece) if self._is_utf8 else piece.translate(None, _NO_STRUCTURE)
-        opened = piece.count(b"[") + piece.count(b"{")
-        self.parts += opened
-        self.values += opened + piece.count(b",")
-        if self.parts > self._most_parts:
-            raise TooMuchJson(f"it has more than {self._most_parts:,} objects and lists")
-        if self.values > self._most_values:
-            raise TooMuchJson(f"it has more than {self._most_values:,} values, of which strings and keys count twice")
-        if self._depth + opened > MAX_JSON_DEPTH:
-            depths = map(sub, accumulate(piece.translate(_STEPS, b'",')), count(1))
-            if self._depth + max(depths) > MAX_JSON_DEPTH:
-                raise TooMuchJson(f"it nests objects and lists more than {MAX_JSON_DEPTH} deep")
-        self._depth += opened - piece.count(b"]") - piece.count(b"}")
+            part = self._rest + piece[start : start + PIECE_BYTES]
+            if self._is_utf8 is None:
+                if len(part) < _ENCODING_BYTES:
+                    self._rest = part
+                    continue
+                self._is_utf8, self._rest = json.detect_encoding(part).startswith("utf-8"), b""
+            part = self._without_strings(part) if self._is_utf8 else part.translate(None, _NO_STRUCTURE)
+            opened = part.count(b"[") + part.count(b"{")
+            self.parts += opened
+            self.values += opened + part.count(b",")
+            if self.parts > self._max_parts:
+                raise TooMuchJson(f"it has more than {self._max_parts:,} objects and lists")
+            if self.values > self._max_values:
+                raise TooMuchJson(
+                    f"it has more than {self._max_values:,} values, of which strings and keys count twice"
+                )
+            if self._depth + opened > MAX_JSON_DEPTH:
+                depths = map(sub, accumulate(part.translate(_STEPS, b'",')), count(1))
+                if self._depth + max(depths) > MAX_JSON_DEPTH:
+                    raise TooMuchJson(f"it nests objects and lists more than {MAX_JSON_DEPTH} deep")
+            self._depth += opened - part.count(b"]") - part.count(b"}")
 
     def _without_strings(self, piece: bytes) -> bytes:
         """Return the commas and brackets of a piece that stand outside of strings."""

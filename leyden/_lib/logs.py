@@ -55,8 +55,7 @@ class Preview:
         from leyden._lib.text import storable
 
         text = self._value if isinstance(self._value, str) else _short.repr(self._value)
-        # Cut early, because cleaning a text of megabytes takes long; white space shrinks
-        # afterwards.
+        # Cut early, because cleaning a text of megabytes takes long; white space shrinks afterwards.
         text = " ".join(harmless(storable(text[: 20 * _PREVIEW_CHARACTERS])).split())
         return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[: _PREVIEW_CHARACTERS - 3]}..."
 
@@ -92,7 +91,16 @@ def setup_logging(level: int | str = "INFO") -> None:
 
 def stderr_handler() -> logging.Handler:
     """Return a handler that writes records to standard error, in colours on a terminal and as lines elsewhere."""
-    handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
+    if sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        handler: logging.Handler = RichHandler(
+            console=Console(stderr=True), show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
+        )
+        handler.setFormatter(_HarmlessFormatter("%(message)s"))
+    else:
+        handler = _LineHandler()
     handler.name = _HANDLER_NAME
     handler.addFilter(lambda record: not hasattr(record, _FOR_FILES))
     return handler
@@ -200,18 +208,6 @@ class _LineHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
-
-
-def _rich_handler() -> logging.Handler:
-    """Return a handler for a terminal. `rich` is imported only if it is needed."""
-    from rich.console import Console
-    from rich.logging import RichHandler
-
-    handler = RichHandler(
-        console=Console(stderr=True), show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
-    )
-    handler.setFormatter(_HarmlessFormatter("%(message)s"))
-    return handler
 
 
 def _checked(level: int | str) -> int:

@@ -56,10 +56,7 @@ def as_number(value: object) -> int | float:
 
 
 def finite_number(value: object) -> float:
-    """Return the number that a value is, as a float.
-
-    Raise ValueError as `as_number` does, and for NaN and infinity.
-    """
+    """Return the number that a value is, as a float. Raise ValueError as `as_number` does, and for NaN and infinity."""
     number = value if type(value) is float else float(as_number(value))
     if not math.isfinite(number):
         raise ValueError(f"is {number}, which is no finite number")
@@ -67,10 +64,8 @@ def finite_number(value: object) -> float:
 
 
 def exact_number(value: object) -> int | float:
-    """Return the finite number that a value is, if a float holds all of its digits or parts.
-
-    Raise ValueError as `finite_number` does, and for a Decimal or a Fraction that would be rounded. A whole number may
-    have any length.
+    """Return the finite number that a value is, if a float holds all of its digits or parts. Raise ValueError as
+    `finite_number` does, and for a Decimal or a Fraction that would be rounded. A whole number may have any length.
     """
     if isinstance(value, int):
         return value if value is True or value is False else int(value)
@@ -99,7 +94,6 @@ def _converted(value: object, convert: Callable[[], Any]) -> Any:
 
 
 def _count(array: Any) -> int | None:
-    """Return how many elements an array has; None if its shape does not say."""
     try:
         return math.prod(int(size) for size in array.shape)
     except Exception:  # noqa: BLE001 -- no shape, or one of another meaning

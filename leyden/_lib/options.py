@@ -207,9 +207,8 @@ def _check_call(
 
 
 def _names(kind: type) -> Iterator[str]:
-    """Yield the names of the keyword arguments that the constructor takes.
-
-    `**kwargs` are followed to the next base class with an `__init__`, where they are passed on.
+    """Yield the names of the keyword arguments that the constructor takes. `**kwargs` are followed to the next base
+    class with an `__init__`, where they are passed on.
     """
     for base in kind.__mro__:
         if "__init__" not in vars(base):

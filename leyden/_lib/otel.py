@@ -45,7 +45,6 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Return a value as text: bytes as base64, None as the empty string, anything else as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):

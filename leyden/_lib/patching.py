@@ -11,21 +11,20 @@ from typing import Any
 
 
 class Patch:
-    """One method of a class or function of a module, replaced and put back."""
+    """One method of a class or function of a module, replaced and put back.
+
+    owner, name: the class or module, and the name of its attribute that is replaced.
+    replace: returns the replacement, given the original.
+    """
 
     def __init__(self, owner: Any, name: str, replace: Callable[[Any], Any]) -> None:
-        """Describe the patch without applying it.
-
-        owner, name: the class or module, and the name of its attribute that is replaced.
-        replace: returns the replacement, given the original.
-        """
         self._owner, self._name, self._replace = owner, name, replace
         self._original: Any = None
         self._replacement: Any = None
         self._inherited = False
 
     def apply(self) -> None:
-        """Replace the original. Calling it again does nothing."""
+        """Replace the original. Safe to repeat."""
         if self._replacement is None:
             self._original = getattr(self._owner, self._name)
             self._inherited = self._name not in vars(self._owner)

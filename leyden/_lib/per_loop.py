@@ -35,13 +35,23 @@ class PerLoop(Generic[T]):
         return self.get_now()
 
     def get_now(self) -> T:
-        """Return the running loop's item, from code that cannot await.
-
-        Raise RuntimeError without a running loop.
-        """
+        """Return the running loop's item, from code that cannot await. Raise RuntimeError without a running loop."""
         loop = asyncio.get_running_loop()
-        item = self._items.get(loop)
-        return self._add(loop) if item is None else item
+        if (item := self._items.get(loop)) is not None:
+            return item
+        generator = self._with_end(loop)
+        first_step = generator.__anext__().__await__()  # at which the running loop registers the generator
+        try:
+            next(first_step)
+        except StopIteration as yielded:
+            item = yielded.value
+        else:
+            raise RuntimeError("a PerLoop's context manager waited while it was entered")
+        with self._lock:
+            for closed in [other for other in self._items if other.is_closed()]:
+                del self._items[closed], self._generators[closed]
+            self._items[loop], self._generators[loop] = item, generator
+        return item
 
     async def close(self) -> None:
         """End the item of each event loop that is running, such as an HTTP session. A later `get` makes a new one."""
@@ -54,16 +64,6 @@ class PerLoop(Generic[T]):
                 with suppress(RuntimeError):  # it stopped this moment, and ends its generators itself
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(generator.aclose(), loop))
 
-    def _add(self, loop: asyncio.AbstractEventLoop) -> T:
-        """Make the item of the running loop, and drop the items of closed loops."""
-        generator = self._with_end(loop)
-        item = _first(generator)
-        with self._lock:
-            for closed in [other for other in self._items if other.is_closed()]:
-                del self._items[closed], self._generators[closed]
-            self._items[loop], self._generators[loop] = item, generator
-        return item
-
     async def _with_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T, None]:
         """Yield a new item once. Closing the generator ends the item and forgets it."""
         async with self._make() as item:
@@ -73,17 +73,3 @@ class PerLoop(Generic[T]):
                 with self._lock:
                     self._items.pop(loop, None)
                     self._generators.pop(loop, None)
-
-
-def _first(generator: AsyncGenerator[T, None]) -> T:
-    """Return the first item of an async generator without awaiting. Raise RuntimeError if the generator waits before it
-    yields.
-
-    The running loop registers the generator, because this is its first step.
-    """
-    step = generator.__anext__().__await__()
-    try:
-        next(step)
-    except StopIteration as ended:
-        return ended.value
-    raise RuntimeError("a PerLoop's context manager waited while it was entered")

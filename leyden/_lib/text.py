@@ -12,12 +12,12 @@ from leyden.errors import redact
 
 _LIMIT = 10_000
 """Characters that are kept of a message: enough for a person, harmless in a database."""
-_MOST_INNER = 5
+_MAX_INNER = 5
 """The most errors of an exception group that a message names."""
-_MOST_CAUSES = 20
-"""How many causes of an error are searched for a group."""
-_DEEPEST = 3
-"""How many groups behind the errors of groups are described."""
+_MAX_CAUSES = 20
+"""The most causes of an error that are searched for a group."""
+_MAX_DEPTH = 3
+"""The most groups within each other, or behind each other's errors, that are described. They may form a cycle."""
 
 
 def storable(text: str, *, limit: int = _LIMIT) -> str:
@@ -51,7 +51,7 @@ def error_line(error: BaseException) -> str:
 
 
 def inner_errors(error: BaseException) -> list[BaseException]:
-    """Return the errors in an exception group and in the groups in it, and for another error that itself. A
+    """Return the errors in an exception group and in the groups in it, or the error itself if it is no group. A
     cancellation is left out if there is another error, which it follows from.
     """
     waiting, found = [error], list[BaseException]()
@@ -67,17 +67,13 @@ def inner_errors(error: BaseException) -> list[BaseException]:
 
 
 def _described(error: BaseException, *, depth: int) -> str:
-    """Return the message of an error.
-
-    depth: how many groups it lies in, which may form a cycle.
-    """
     group = _as_group(error) or _group_behind(error)
-    if group is None or depth == _DEEPEST:
+    if group is None or depth == _MAX_DEPTH:
         return text_of(str, error)
     # Each line once, in an order that does not depend on which error came first.
     lines = sorted({_line(inner, depth=depth + 1) for inner in inner_errors(group)})
-    more = f"; and {len(lines) - _MOST_INNER} more" if len(lines) > _MOST_INNER else ""
-    inner = storable("; ".join(lines[:_MOST_INNER]) + more)
+    more = f"; and {len(lines) - _MAX_INNER} more" if len(lines) > _MAX_INNER else ""
+    inner = storable("; ".join(lines[:_MAX_INNER]) + more)
     if group is error:
         return inner
     text, counted = text_of(str, error), text_of(str, group)
@@ -86,7 +82,7 @@ def _described(error: BaseException, *, depth: int) -> str:
 
 def _line(error: BaseException, *, depth: int) -> str:
     text = _described(error, depth=depth)
-    if _as_group(error) is not None and depth < _DEEPEST:
+    if _as_group(error) is not None and depth < _MAX_DEPTH:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -96,7 +92,7 @@ def _group_behind(error: BaseException) -> BaseExceptionGroup[BaseException] | N
     `from`, counts if the error repeats its message.
     """
     cause: BaseException | None = error
-    for _ in range(_MOST_CAUSES):
+    for _ in range(_MAX_CAUSES):
         if cause is None:
             break
         if cause.__cause__ is None and (followed := _as_group(cause.__context__)) is not None:
@@ -136,10 +132,7 @@ def fault_reason(fault: Mapping[str, object]) -> str:
 
 
 def as_json(value: Any, *, default: Callable[[Any], Any] = repr) -> str:
-    """Return any value as JSON.
-
-    default: makes a substitute for a part that JSON cannot hold.
-    """
+    """Return any value as JSON, with the `default` of a part that JSON cannot hold."""
     try:
         return json.dumps(value, ensure_ascii=False, default=default)
     except (TypeError, ValueError, RecursionError):  # a key that is no string, or a reference cycle

@@ -96,9 +96,8 @@ def _inside(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _exit_quietly_if_uncaught() -> None:
-    """Install an excepthook that prints only the message of an uncaught RunInterrupted and exits with status 130.
-
-    Other errors are shown as before. If the program has its own hook, that one shows all.
+    """Install an excepthook that prints only the message of an uncaught RunInterrupted and exits with status 130. Other
+    errors are shown as before. If the program has its own hook, that one shows all.
     """
     before = sys.excepthook
     if getattr(before, "__module__", None) == __name__:

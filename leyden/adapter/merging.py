@@ -114,10 +114,8 @@ def _digest(message: Json) -> str:
 
 
 def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _ComparableCall | None:
-    """Return the earlier call that `call` continues, or None.
-
-    It is the latest one whose messages and answer the request contains, else the latest one whose messages it contains,
-    else the latest one whose answer it contains.
+    """Return the earlier call that `call` continues, or None. It is the latest one whose messages and answer the
+    request contains, else the latest one whose messages it contains, else the latest one whose answer it contains.
     """
     if not call.answers_sent:
         return None

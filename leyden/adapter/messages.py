@@ -129,9 +129,8 @@ _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "we
 
 
 def _fine_tuning(message: Json) -> Json:
-    """Return a message with only the keys of OpenAI's fine-tuning format.
-
-    Content parts stay if one is an image, and are joined to text otherwise. Empty content is None beside tool calls.
+    """Return a message with only the keys of OpenAI's fine-tuning format. Content parts stay if one is an image, and
+    are joined to text otherwise. Empty content is None beside tool calls.
     """
     kept: dict[str, Any] = {name: message[name] for name in _KEYS if message.get(name) is not None}
     if not any(isinstance(part, dict) and "image_url" in part for part in as_list(kept.get("content"))):

@@ -135,9 +135,8 @@ def _tool_calls(message: Json) -> list[str]:
 
 
 def _excerpt(stacktrace: str) -> str:
-    """Return the last lines of a stack trace, after the last frame of the user's own code.
-
-    Many errors are raised deep in a library; the line that the user can change stands far above.
+    """Return the last lines of a stack trace, after the last frame of the user's own code. Many errors are raised deep
+    in a library; the line that the user can change stands far above.
     """
     lines = stacktrace.rstrip().splitlines()
     start = len(lines) - _STACK_LINES

@@ -54,7 +54,6 @@ class TraceTree:
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
         """Return the tree of one attempt's spans, given in any order. If several spans have one id, the first is kept.
-
         Raise ConfigError if there are no spans.
         """
         ordered = in_order(spans)
@@ -284,10 +283,8 @@ def _seconds(node: TraceTree) -> float | None:
 
 
 def _enclosing(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
-    """Return the hosts that enclose each node in time, by the node's id.
-
-    The nodes are visited in the order of their starts, so that a node is compared only with hosts that are still
-    running then, which are few.
+    """Return the hosts that enclose each node in time, by the node's id. The nodes are visited in the order of their
+    starts, so that a node is compared only with hosts that are still running then, which are few.
     """
     later = sorted(hosts, key=_start, reverse=True)
     running: list[TraceTree] = []

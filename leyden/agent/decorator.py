@@ -101,9 +101,7 @@ def _find(module: str, qualname: str) -> Any:
 
 def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
     """Make an agent of a sync or async function, with parameters `task` and any of `resources`, `rollout`, `llm` and
-    `prompt_template`.
-
-    Raise ConfigError for a parameter that has no source and no default.
+    `prompt_template`. Raise ConfigError for a parameter that has no source and no default.
     """
     return FunctionalLitAgent(function)
 

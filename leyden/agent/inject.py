@@ -91,9 +91,8 @@ class Binder:
         return arguments
 
     def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
-        """Return the first of the resources that fit a parameter, a proxy as a plain LLM.
-
-        Warn once if there are several. Raise ConfigError for a proxy in a rollout without an attempt.
+        """Return the first of the resources that fit a parameter, a proxy as a plain LLM. Warn once if there are
+        several. Raise ConfigError for a proxy in a rollout without an attempt.
         """
         taken, resource = next(iter(found.items()))
         if len(found) > 1 and not self._ambiguity_reported:

@@ -101,10 +101,8 @@ def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _own_span(span: object, rollout: AttemptedRollout) -> Span:
-    """Return a span that an agent returned as a span of its attempt.
-
-    A span that belongs to no attempt yet gets the attempt's ids. Raise InvalidReturn for a span of another attempt, and
-    for a value that is no span.
+    """Return a span that an agent returned as a span of its attempt. A span that belongs to no attempt yet gets the
+    attempt's ids. Raise InvalidReturn for a span of another attempt, and for a value that is no span.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     if isinstance(span, ReadableSpan):

@@ -102,9 +102,8 @@ def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
 
 
 def _module_names(code: ast.AST) -> set[str]:
-    """Return the module-level names that `code` refers to, in nested functions and classes too.
-
-    `symtable` reads source only, so the tree is written out again.
+    """Return the module-level names that `code` refers to, in nested functions and classes too. `symtable` reads source
+    only, so the tree is written out again.
     """
     top = symtable.symtable(ast.unparse(code), "module", "exec")
     names, waiting = {each.get_name() for each in top.get_symbols()}, list(top.get_children())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden._lib import ids
 from leyden._lib.aio import Latch
-from leyden._lib.arguments import KeepsArguments
+from leyden._lib.components import KeepsArguments
 from leyden._lib.options import NamedOptions
 from leyden._lib.text import error_line
 from leyden.adapter import TraceAdapter

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leyden._lib import ids
-from leyden._lib.arguments import arguments_of
+from leyden._lib.components import arguments_of
 from leyden._lib.formatting import figure
 from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_number

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
-from leyden._lib.arguments import KeepsArguments
+from leyden._lib.components import KeepsArguments
 from leyden._lib.options import NamedOptions, check_number, named_options
 from leyden.errors import ConfigError, EngineError
 from leyden.objectives.losses import Loss, find_loss

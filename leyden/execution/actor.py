@@ -84,9 +84,8 @@ class Actor:
         os._exit(1)
 
     def _leave_with_its_node(self) -> None:
-        """Wait until the node's own process ends, which started this one, and end this process, too.
-
-        Ray itself lets the actors of a dead node run on for a while.
+        """Wait until the node's own process ends, which started this one, and end this process, too. Ray itself lets
+        the actors of a dead node run on for a while.
         """
         try:
             node = os.pidfd_open(os.getppid())

@@ -172,9 +172,8 @@ class AgentLoop:
                 AgentLoop._current = None
 
     def _run(self) -> None:
-        """Run the agents' loop, in its thread, until the program exits.
-
-        An agent's `loop.stop()` or SystemExit does not end it. Waits while the loop is lent to another thread.
+        """Run the agents' loop, in its thread, until the program exits. An agent's `loop.stop()` or SystemExit does not
+        end it. Waits while the loop is lent to another thread.
         """
         asyncio.set_event_loop(self.loop)
         while not self._finished:

@@ -197,9 +197,8 @@ def set_log_levels(levels: Mapping[str, int]) -> None:
 
 
 class _ParentLink:
-    """The child's end of the pipe to its parent. Implements `Link`.
-
-    When the parent has gone, it ends this process and the processes that agents started in it.
+    """The child's end of the pipe to its parent. Implements `Link`. When the parent has gone, it ends this process and
+    the processes that agents started in it.
     """
 
     def __init__(self, parent: Parent, environment: ChildEnvironment) -> None:
@@ -263,9 +262,8 @@ class _ParentLink:
         self._end_family()
 
     def _next_command(self) -> RunnerCommand | None:
-        """Wait for a command and return it; None if the parent has gone, or the pipe cannot be read.
-
-        Ends this process if its event loop is blocked meanwhile.
+        """Wait for a command and return it; None if the parent has gone, or the pipe cannot be read. Ends this process
+        if its event loop is blocked meanwhile.
         """
         while True:
             try:

@@ -170,9 +170,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
                 logger.info("the algorithm's store has gone, and with it the work: %s", error)
 
     async def _run_algorithm(self, algorithm: AlgorithmBundle, store: LightningStore, server: Any) -> None:
-        """Run the algorithm alone, for runners that other processes run.
-
-        When it ends, notify these runners, and give them `drain_seconds` to report the rollouts under way.
+        """Run the algorithm alone, for runners that other processes run. When it ends, notify these runners, and give
+        them `drain_seconds` to report the rollouts under way.
         """
         again = False
         try:

@@ -20,10 +20,7 @@ def variable(name: str) -> str | None:
 
 
 def managed_store() -> bool:
-    """Return the value of MANAGED_STORE, True by default.
-
-    Raise ConfigError if it is neither true nor false.
-    """
+    """Return the value of MANAGED_STORE, True by default. Raise ConfigError if it is neither true nor false."""
     name, given = named_variable("MANAGED_STORE") or ("LEYDEN_MANAGED_STORE", "1")
     if given.lower() not in ("0", "1", "true", "false", "yes", "no"):
         raise ConfigError(f"{name} is {given!r}; possible: 0, 1, true, false, yes, no")

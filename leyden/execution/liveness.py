@@ -99,9 +99,7 @@ class LivenessProbe:
 
     def _check(self) -> None:
         """Ping the process, and add up the time in which it could have replied and did not. Past the limit, request its
-        stacks.
-
-        Time in which this loop itself was late does not count: one interval counts twice at most.
+        stacks. Time in which this loop itself was late does not count: one interval counts twice at most.
         """
         self._receive()  # this loop may have been busy, and the reply may have arrived
         (seconds, cpu), sleeps = self._before, _sleeps(self._pid)

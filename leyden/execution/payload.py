@@ -80,9 +80,8 @@ def _dumps(thing: Any, main_by_name: bool) -> bytes:
 
 
 def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
-    """Return the smallest part that cannot be pickled, and its name for a message.
-
-    Descends from the payload into the first part that cannot be pickled, until there is none.
+    """Return the smallest part that cannot be pickled, and its name for a message. Descends from the payload into the
+    first part that cannot be pickled, until there is none.
     """
     name, thing, seen = "the runners' payload", cast(Any, payload), set[int]()
     while True:

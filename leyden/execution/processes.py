@@ -79,10 +79,7 @@ class Ending:
 
 
 class WorkerProcess(Protocol):
-    """A worker's process as its supervisor sees it.
-
-    Call its methods only in the event loop in which it was created.
-    """
+    """A worker's process as its supervisor sees it. Call its methods only in the event loop in which it was created."""
 
     prepared: asyncio.Future[None]
     """A future that is done when the process can begin its work."""
@@ -146,9 +143,8 @@ class RunnerProcess:
             self._kill_if_suspended()
 
     def _kill_if_suspended(self, seconds: float = 0.0) -> None:
-        """Check each second whether the process is suspended, until it has ended. Kill it if it stays suspended.
-
-        Checks are counted, because this process may be suspended too.
+        """Check each second whether the process is suspended, until it has ended. Kill it if it stays suspended. Checks
+        are counted, because this process may be suspended too.
         """
         if self.ended.done():
             return
@@ -301,10 +297,8 @@ class WorkerSupervisor:
             self._stopped.cancel()
 
     async def _keep(self, worker_id: int) -> None:
-        """Run one worker's process, and start the next one when it dies.
-
-        If several attempts were in flight and one of them is to blame, the next process begins with half as many, and
-        so on until the culprit is alone.
+        """Run one worker's process, and start the next one when it dies. If several attempts were in flight and one of
+        them is to blame, the next process begins with half as many, and so on until the culprit is alone.
         """
         again, backoff = False, Backoff(max_seconds=float("inf"), quick_seconds=self._at_once_seconds)
         at_most: int | None = None

@@ -84,9 +84,8 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
-        """Connect to the cluster, serve the store, and yield a place whose processes are actors.
-
-        Raise ConfigError if the runners have no room on a cluster that was started for the run.
+        """Connect to the cluster, serve the store, and yield a place whose processes are actors. Raise ConfigError if
+        the runners have no room on a cluster that was started for the run.
         """
         async with connected(self.address) as cluster:
             self._check_room(cluster)
@@ -162,9 +161,7 @@ class _Crew:
 
     async def fresh_process(self, actor: Any) -> None:
         """Wait until the actor runs, and restart it until its process is one in which no runner has worked, because an
-        agent may have left threads or changed modules behind.
-
-        Raise RayError if Ray no longer restarts the actor.
+        agent may have left threads or changed modules behind. Raise RayError if Ray no longer restarts the actor.
         """
         while (name := await _result_of(actor.wake.options(max_task_retries=-1).remote())) in self._names:
             with contextlib.suppress(self.died):
@@ -229,9 +226,8 @@ class RunnerActor:
             self._end(f"was lost: {_main_sentence(error)}")
 
     async def _find_place(self) -> None:
-        """Wait until the actor has a place in the cluster, with a warning after some seconds.
-
-        Raise TimeoutError, with a phrase for an `Ending`, if no actor at all has a place after `placement_seconds`.
+        """Wait until the actor has a place in the cluster, with a warning after some seconds. Raise TimeoutError, with
+        a phrase for an `Ending`, if no actor at all has a place after `placement_seconds`.
         """
         strategy, cluster = self._crew.strategy, self._crew.cluster
         finding = asyncio.ensure_future(self._crew.fresh_process(self._actor))
@@ -267,9 +263,8 @@ class RunnerActor:
             self._end("was cancelled")
 
     def _settle(self, life: asyncio.Task[None]) -> None:
-        """Record the end of the process if Ray raises, so that no caller waits in vain.
-
-        `ray://` loses its connection with a ConnectionError.
+        """Record the end of the process if Ray raises, so that no caller waits in vain. `ray://` loses its connection
+        with a ConnectionError.
         """
         if not life.cancelled() and (error := life.exception()):
             self._end(f"is out of reach: {type(error).__name__}: {error}", final=True)

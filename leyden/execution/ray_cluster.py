@@ -114,9 +114,8 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
 
 
 def _set_auth_mode(ray: Any, mode: str | None) -> None:
-    """Set or clear the variable that turns on Ray's tokens.
-
-    Starting a cluster turns them on for the whole process, which could then not talk to a cluster without them.
+    """Set or clear the variable that turns on Ray's tokens. Starting a cluster turns them on for the whole process,
+    which could then not talk to a cluster without them.
     """
     if os.environ.get(_AUTH_MODE_VARIABLE) == mode:
         return
@@ -130,9 +129,8 @@ def _set_auth_mode(ray: Any, mode: str | None) -> None:
 
 
 def _take_sigterm_back() -> None:
-    """Restore Python's handling of SIGTERM.
-
-    Ray installs a handler below Python's, which kills the process 3 s after SIGTERM.
+    """Restore Python's handling of SIGTERM. Ray installs a handler below Python's, which kills the process 3 s after
+    SIGTERM.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -171,9 +169,8 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
 
 
 def _disconnect(ray: Any, folder: str) -> None:
-    """Leave the cluster, and end it if this process started it (with `folder` in its command lines).
-
-    Ray's own helper processes are killed, because they would look for their node for another minute.
+    """Leave the cluster, and end it if this process started it (with `folder` in its command lines). Ray's own helper
+    processes are killed, because they would look for their node for another minute.
     """
     processes = [
         each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)

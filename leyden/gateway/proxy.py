@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 import aiohttp
 
-from leyden._lib.arguments import KeepsArguments, arguments_of
 from leyden._lib.attempt_key import NO_TOKEN, PREFIX, attempt_key
+from leyden._lib.components import KeepsArguments, arguments_of
 from leyden._lib.host.asgi import AsgiServer, ConnectionLimits
 from leyden._lib.host.http import MAX_BODY_BYTES, SiteGuard
 from leyden._lib.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable

@@ -45,9 +45,8 @@ class LegacyAgent(LitAgent[Any]):
         return self.agent.is_async()
 
     def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run the agent as version 0.1 would. Record a report, triplets or spans that it returns.
-
-        Return the reward in such a result, or any other result unchanged.
+        """Run the agent as version 0.1 would. Record a report, triplets or spans that it returns. Return the reward in
+        such a result, or any other result unchanged.
         """
         agent = self.agent
         method = _method(agent.training_rollout, agent.validation_rollout, rollout)
@@ -56,9 +55,8 @@ class LegacyAgent(LitAgent[Any]):
         return _recorded(agent.run(task, resources, rollout), rollout)
 
     async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Await the agent as version 0.1 would. Record a report, triplets or spans that it returns.
-
-        Return the reward in such a result, or any other result unchanged.
+        """Await the agent as version 0.1 would. Record a report, triplets or spans that it returns. Return the reward
+        in such a result, or any other result unchanged.
         """
         agent = self.agent
         method = _method(agent.training_rollout_async, agent.validation_rollout_async, rollout)
@@ -119,10 +117,7 @@ def _is_of_v01(method: Any) -> bool:
 
 
 def _recorded(result: Any, rollout: AttemptedRollout) -> Any:
-    """Record a report, triplets or spans as a span, and return the reward in them.
-
-    Return any other result unchanged.
-    """
+    """Record a report, triplets or spans as a span, and return the reward in them; return any other result as it is."""
     report = _as_report(result, rollout.rollout_id)
     if report is None:
         return result

@@ -87,10 +87,7 @@ class AgentLightningServer(NamedOptions):
         await asyncio.shield(self.stop())
 
     async def start(self) -> None:
-        """Open the port and serve.
-
-        Calling it again does nothing. Raise StoreError if the port cannot be opened.
-        """
+        """Open the port and serve. Calling it again does nothing. Raise StoreError if the port cannot be opened."""
         self.loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._start)
         self.startup_event.set()
@@ -129,10 +126,7 @@ class AgentLightningServer(NamedOptions):
         return await self._tasks.publish(resources)
 
     async def get_completed_rollout(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a task, once.
-
-        Return None if there is no report yet, or if it was returned before.
-        """
+        """Return the report on a task, once. Return None if there is no report yet, or if it was returned before."""
         return await self._tasks.take(rollout_id)
 
     async def poll_completed_rollout(self, rollout_id: str, timeout: float | None = None) -> RolloutLegacy | None:

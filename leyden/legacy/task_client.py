@@ -214,9 +214,8 @@ def _path_of(resource_id: str) -> str:
 
 
 def as_client(source: object) -> AgentLightningClient | None:
-    """Return a client for a server's URL, or `source` itself if it is a client.
-
-    Return None for any other object, such as a data set. Raise ConfigError for text that is no URL.
+    """Return a client for a server's URL, or `source` itself if it is a client. Return None for any other object, such
+    as a data set. Raise ConfigError for text that is no URL.
     """
     if isinstance(source, str):
         if not source.startswith(("http://", "https://")):

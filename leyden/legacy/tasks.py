@@ -79,10 +79,7 @@ class TaskQueue:
     async def add(
         self, sample: Any, mode: RolloutMode | None, resources_id: str | None, metadata: dict[str, Any] | None
     ) -> str:
-        """Queue a task and return its id.
-
-        Raise UnknownResources if the store lacks `resources_id`.
-        """
+        """Queue a task and return its id. Raise UnknownResources if the store lacks `resources_id`."""
         rollout = await self.store.enqueue_rollout(
             sample, mode, resources_id, self._config, metadata, rollout_id=f"rollout-{uuid.uuid4()}"
         )
@@ -177,9 +174,8 @@ class TaskQueue:
                 )
 
     async def take(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a finished task, once.
-
-        Return None if the task is unknown or not finished, or if the report was returned before.
+        """Return the report on a finished task, once. Return None if the task is unknown or not finished, or if the
+        report was returned before.
         """
         try:
             rollout = await self.store.get_rollout_by_id(rollout_id)
@@ -218,9 +214,8 @@ class TaskQueue:
         return report_of(rollout.rollout_id, spans, TraceToTriplet())
 
     async def _attempt_for(self, report: RolloutLegacy) -> AttemptedRollout | None:
-        """Return the attempt to which the report is recorded; None if its task has finished.
-
-        If the last attempt has ended, or the task is unknown, start a new one.
+        """Return the attempt to which the report is recorded; None if its task has finished. If the last attempt has
+        ended, or the task is unknown, start a new one.
         """
         try:
             rollout = await self.store.get_rollout_by_id(report.rollout_id)

@@ -132,9 +132,7 @@ class TrainerLegacy(NamedOptions, ABC):
 
     def init(self, backend: str | AgentLightningClient) -> None:
         """Make the client of a server, which `client` returns, and prepare the tracer. A second call keeps the first
-        client.
-
-        Raise ConfigError for text that is no URL.
+        client. Raise ConfigError for text that is no URL.
         """
         if self._client is None:
             self._client = as_client(backend)

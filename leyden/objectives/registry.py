@@ -36,10 +36,7 @@ class Registry(dict[str, R]):
         self._noun = noun
 
     def add(self, entry: R) -> None:
-        """Add an entry.
-
-        Raise ConfigError for a name or a type of constants that is registered already.
-        """
+        """Add an entry. Raise ConfigError for a name or a type of constants that is registered already."""
         if entry.name in self or any(other.constants is entry.constants for other in self.values()):
             raise ConfigError(
                 f"{self._noun} {entry.name!r} or its constants {entry.constants.__name__} are registered already"
@@ -47,10 +44,7 @@ class Registry(dict[str, R]):
         self[entry.name] = entry
 
     def find(self, constants: object) -> R:
-        """Return the entry that these constants belong to.
-
-        Raise ConfigError for any other value.
-        """
+        """Return the entry that these constants belong to. Raise ConfigError for any other value."""
         for entry in self.values():
             if entry.constants is type(constants):
                 return entry
@@ -60,9 +54,8 @@ class Registry(dict[str, R]):
         )
 
     def make(self, name: str, constants: Mapping[str, Any] | None = None) -> Any:
-        """Return the constants of the entry with this name; those left out have their defaults.
-
-        Raise ConfigError for an unknown name or constant, and for a constant out of its range.
+        """Return the constants of the entry with this name; those left out have their defaults. Raise ConfigError for
+        an unknown name or constant, and for a constant out of its range.
         """
         check_choice(self._noun, name, self)
         kind = self[name].constants

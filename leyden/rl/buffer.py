@@ -114,9 +114,8 @@ class RolloutBuffer:
         self._final.clear()
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Store the observations and actions of a step, which `add_outcomes` completes.
-
-        Raise ConfigError if the buffer would hold more than `size` transitions.
+        """Store the observations and actions of a step, which `add_outcomes` completes. Raise ConfigError if the buffer
+        would hold more than `size` transitions.
         """
         if self.size is not None and self.n_steps + len(actions) > self.size:
             raise ConfigError(
@@ -179,9 +178,8 @@ class RolloutBuffer:
         return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
 
     def indices(self) -> Ids | None:
-        """Return the indices of the transitions among the T * N entries, (n_steps,), in order of time.
-
-        Return None if all entries are transitions.
+        """Return the indices of the transitions among the T * N entries, (n_steps,), in order of time. Return None if
+        all entries are transitions.
         """
         if self.n_steps == self.n_rows * self.num_envs:
             return None
@@ -305,9 +303,8 @@ class ReplayBuffer:
         self.n_new += len(ids)
 
     def set_num_envs(self, num_envs: int) -> None:
-        """Set the number of environments of the next collect, and keep the transitions.
-
-        Raise ConfigError if the buffer is too small for that many environments.
+        """Set the number of environments of the next collect, and keep the transitions. Raise ConfigError if the buffer
+        is too small for that many environments.
         """
         if num_envs != self.num_envs:
             _check_size(self.size, num_envs)
@@ -334,10 +331,8 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the content by that of `state_dict`.
-
-        Raise CheckpointError, and change nothing, for another size, another number of environments or observations of
-        another space.
+        """Replace the content by that of `state_dict`. Raise CheckpointError, and change nothing, for another size,
+        another number of environments or observations of another space.
         """
         for name in ("size", "num_envs"):
             if state[name] != getattr(self, name):

@@ -103,10 +103,7 @@ class DataQueue(Generic[T]):
     # ---- life ------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
-        """Start the producers and let other processes take part.
-
-        Raise ConfigError if the queue is active already.
-        """
+        """Start the producers and let other processes take part. Raise ConfigError if the queue is active already."""
         local = self._require_own("activate")
         self._address = local.activate()
         # Finalize also closes a queue without references; at exit, it does so before multiprocessing
@@ -283,9 +280,8 @@ class _LocalQueue:
     # ---- life
 
     def activate(self) -> _QueueAddress:
-        """Start producers and server, and return the address for other processes.
-
-        Raise ConfigError if the queue is active already.
+        """Start producers and server, and return the address for other processes. Raise ConfigError if the queue is
+        active already.
         """
         if self._active:
             raise ConfigError("this DataQueue is active already; leave its `with`, or call cleanup(), before another")
@@ -302,10 +298,7 @@ class _LocalQueue:
         return self._server.address
 
     def cleanup(self) -> None:
-        """End server and producers, and give the seeds that were read ahead back to the plan.
-
-        Safe to repeat.
-        """
+        """End server and producers, and give the seeds that were read ahead back to the plan. Safe to repeat."""
         with self._changed:
             if not self._active:
                 return
@@ -389,9 +382,8 @@ class _LocalQueue:
             self._changed.notify_all()
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
-        """Add an item, after a wait if `queue_maxsize` items are to be taken.
-
-        Raise TimeoutError after the wait, ConfigError after `mark_as_done`.
+        """Add an item, after a wait if `queue_maxsize` items are to be taken. Raise TimeoutError after the wait,
+        ConfigError after `mark_as_done`.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
@@ -565,9 +557,8 @@ class _RemoteQueue:
     """A connection from another process to the queue."""
 
     def __init__(self, address: _QueueAddress) -> None:
-        """Connect, and let both sides prove that they know the queue's key.
-
-        Raise DataQueueClosed if the process that made the queue has left its `with` or has ended.
+        """Connect, and let both sides prove that they know the queue's key. Raise DataQueueClosed if the process that
+        made the queue has left its `with` or has ended.
         """
         self.pid = os.getpid()
         self._lock = threading.Lock()

@@ -56,10 +56,7 @@ class EnvComponent:
         self._take_env(env)
 
     def log(self, name: str, value: float) -> None:
-        """Log a number of this step for writers and the stage's metrics.
-
-        Raise ConfigError outside an environment.
-        """
+        """Log a number of this step for writers and the stage's metrics. Raise ConfigError outside an environment."""
         if (env := self.env) is None:
             raise ConfigError(
                 f"{type(self).__name__}.log({name!r}) was called outside an environment; log from `step` or `reward`, while an "
@@ -149,9 +146,8 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
 
     @final
     def __call__(self, simulator_state: StateType) -> ObsType:
-        """Return the observation of a state, checked against `observation_space`.
-
-        Raise GymSpaceValidationError if the observation is not in the space.
+        """Return the observation of a state, checked against `observation_space`. Raise GymSpaceValidationError if the
+        observation is not in the space.
         """
         obs = self.interpret(simulator_state)
         if not self.strict:
@@ -195,9 +191,8 @@ class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType])
 
     @final
     def __call__(self, simulator_state: StateType, action: PolicyActType) -> ActType:
-        """Return the simulator's action for an action of the policy.
-
-        Raise GymSpaceValidationError if the policy's action is not in `action_space`.
+        """Return the simulator's action for an action of the policy. Raise GymSpaceValidationError if the policy's
+        action is not in `action_space`.
         """
         self.validate(action)
         return self.interpret(simulator_state, action)

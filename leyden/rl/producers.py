@@ -60,10 +60,8 @@ class Producer:
         self.child = self._start()
 
     def read(self, index: int) -> Any:
-        """Return the item with this index.
-
-        Raise the error that reading the item raised, SimulatorError if the item has killed three processes, and
-        DataQueueClosed after `close`.
+        """Return the item with this index. Raise the error that reading the item raised, SimulatorError if the item has
+        killed three processes, and DataQueueClosed after `close`.
         """
         how = ""
         for _ in range(_DEATHS):

@@ -162,16 +162,14 @@ class SeedPlan(Generic[T]):
             ) from error
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Hand back the seed of a lost episode. It is taken again before any other.
-
-        Raise ConfigError for a seed that is not in use.
+        """Hand back the seed of a lost episode. It is taken again before any other. Raise ConfigError for a seed that
+        is not in use.
         """
         heapq.heappush(self._returned, (seed.number, self._land(seed)))
 
     def finish(self, seed: Seed[T]) -> None:
-        """Mark the episode of a seed as finished.
-
-        Raise ConfigError for a seed that is not in use, because it would count twice.
+        """Mark the episode of a seed as finished. Raise ConfigError for a seed that is not in use, because it would
+        count twice.
         """
         self._land(seed)
 
@@ -189,9 +187,8 @@ class SeedPlan(Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position that `state_dict` returned.
-
-        Raise CheckpointError if that plan had another number of items, or another order.
+        """Continue from a position that `state_dict` returned. Raise CheckpointError if that plan had another number of
+        items, or another order.
         """
         for name, mine in (("items", self._size), ("shuffle", self._shuffle), ("seed", self._seed)):
             if state.get(name) != mine:

@@ -38,10 +38,7 @@ _ALIGNMENT = 64
 
 
 class GymSpaceValidationError(LeydenError, ValueError):
-    """A sample is not in its space.
-
-    For a part of a Dict or Tuple, `__cause__` is the error about the part itself.
-    """
+    """A sample is not in its space. For a part of a Dict or Tuple, `__cause__` is the error about the part itself."""
 
     def __init__(self, message: str, space: AnySpace, sample: Any) -> None:
         super().__init__(message, space, sample)
@@ -119,9 +116,8 @@ class Layout:
         return batch.__getitem__
 
     def conform(self, batch: Any, n: int) -> Batch:
-        """Return n samples that a caller gives as a batch of the space.
-
-        Raise ConfigError for another number, structure, shape or dtype.
+        """Return n samples that a caller gives as a batch of the space. Raise ConfigError for another number,
+        structure, shape or dtype.
         """
         if len(batch) != n:
             raise ConfigError(f"a batch for {n} environments of {self.space} must have {n} samples, not {len(batch)}")
@@ -160,9 +156,8 @@ class _NumberLayout(Layout):
         return sample
 
     def _cast(self, sample: Any) -> Any:
-        """Return a number or an array in the space's dtype.
-
-        Raise GymSpaceValidationError for anything else, and for integers that the cast would change.
+        """Return a number or an array in the space's dtype. Raise GymSpaceValidationError for anything else, and for
+        integers that the cast would change.
         """
         if type(self.space) not in _CHECKS:
             return sample  # a subclass decides by itself what it contains
@@ -176,9 +171,8 @@ class _NumberLayout(Layout):
         return cast_array if type(self.space) is not spaces.Discrete or array.shape else self._dtype.type(cast_array)
 
     def _leave_bounds(self, sample: Array) -> None:
-        """Note a sample that is outside the bounds of a Box, and ignore the bounds from now on.
-
-        Raise GymSpaceValidationError if the sample is wrong in another way.
+        """Note a sample that is outside the bounds of a Box, and ignore the bounds from now on. Raise
+        GymSpaceValidationError if the sample is wrong in another way.
         """
         space = self.space
         if type(space) is not spaces.Box:
@@ -260,9 +254,8 @@ class _CompoundLayout(Layout):
             self.check = self._check_parts()
 
     def _check_parts(self) -> Check:
-        """Return a check whose error names the key or index of the wrong part.
-
-        Lists and arrays count as tuples, as in Gymnasium.
+        """Return a check whose error names the key or index of the wrong part. Lists and arrays count as tuples, as in
+        Gymnasium.
         """
         space, named, size = self.space, self._named, len(self._parts)
         parts = [(key, part.check) for key, part in self._parts.items()]
@@ -380,9 +373,8 @@ def _contained(space: AnySpace) -> Check:
 
 
 def _array_check(space: AnySpace, ok: Callable[[Array], bool]) -> Check:
-    """Return a check that calls `ok` for an array of the right shape and dtype.
-
-    A scalar counts as an array of shape (). For any other sample the space itself decides.
+    """Return a check that calls `ok` for an array of the right shape and dtype. A scalar counts as an array of shape
+    (). For any other sample the space itself decides.
     """
     shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _contained(space)
 
@@ -403,9 +395,8 @@ def _array_check(space: AnySpace, ok: Callable[[Array], bool]) -> Check:
 
 
 def _box(space: AnySpace) -> Check:
-    """Return the check of a Box. Without bounds, only NaN is not in it.
-
-    `x == x` is False for NaN alone. `np.count_nonzero` is quicker than `all` for small arrays.
+    """Return the check of a Box. Without bounds, only NaN is not in it. `x == x` is False for NaN alone.
+    `np.count_nonzero` is quicker than `all` for small arrays.
     """
     box = cast(spaces.Box, space)
     low, own, size = box.low, box.low.dtype, box.low.size

@@ -28,9 +28,8 @@ class ChangeEvidence:
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the detector, the mean over the bets weighted by `STAKES`.
-
-        Raise an alarm when it exceeds log(c), for one false alarm in c observations at most.
+        """Logarithm of the detector, the mean over the bets weighted by `STAKES`. Raise an alarm when it exceeds
+        log(c), for one false alarm in c observations at most.
         """
         return average_log_e(self.log_sums, STAKES)
 

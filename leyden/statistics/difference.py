@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from leyden.errors import ConfigError
 
 FRACTIONS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
-"""Bets, as fractions of the largest bet that cannot lose more than the capital.
-
-Large bets find large differences within tens of requests, small ones small differences.
+"""Bets, as fractions of the largest bet that cannot lose more than the capital. Large bets find large differences
+within tens of requests, small ones small differences.
 """
 STAKES = tuple(1 / place for place in range(1, len(FRACTIONS) + 1))
 """The parts of the starting capital for each fraction, relative to each other.

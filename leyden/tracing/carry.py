@@ -143,9 +143,8 @@ def _apart(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of `Pool` whose workers run the function in the current trace, if there is one.
-
-    A worker thread gets a copy of the context, a worker process the packed trace.
+    """Return a method of `Pool` whose workers run the function in the current trace, if there is one. A worker thread
+    gets a copy of the context, a worker process the packed trace.
     """
 
     def apply(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -203,9 +202,8 @@ def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
 
 @contextmanager
 def _outside_traces() -> Generator[None]:
-    """Leave the current trace during the block.
-
-    A pool's worker that starts within the block would otherwise belong to the trace for good.
+    """Leave the current trace during the block. A pool's worker that starts within the block would otherwise belong to
+    the trace for good.
     """
     token = CURRENT.set(None)
     try:
@@ -269,9 +267,8 @@ def _watch_forks() -> None:
 
 
 def _leave_trace() -> None:
-    """Leave the trace in a forked child, and replace the lock.
-
-    The connection to the store stayed in the parent, and so did the threads, one of which may have held the lock.
+    """Leave the trace in a forked child, and replace the lock. The connection to the store stayed in the parent, and so
+    did the threads, one of which may have held the lock.
     """
     _Patched.lock = threading.Lock()
     if CURRENT.get() is not None:

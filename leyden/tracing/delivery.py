@@ -34,10 +34,7 @@ _FLUSH_SECONDS = 0.2
 _FLUSH_SPANS = 64
 """This many pending spans are sent without waiting."""
 _MAX_SPANS = 5000
-"""The most spans of one request.
-
-After an outage of the store, more may wait than a server accepts at once.
-"""
+"""The most spans of one request. After an outage of the store, more may wait than a server accepts at once."""
 _RETRY_SECONDS = 1.0
 """The time between a failure of the store and the next try."""
 _LATE_TRIES = 60
@@ -60,9 +57,8 @@ class SpanDestination(Protocol):
         ...
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Store all spans or none, each once however often it is sent.
-
-        Return them with the sequence ids that the store assigned.
+        """Store all spans or none, each once however often it is sent. Return them with the sequence ids that the store
+        assigned.
         """
         ...
 
@@ -240,9 +236,8 @@ class Delivery:
                 self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
 
     async def _send(self, batch: Sequence[tuple[SpanOutbox, Span]]) -> Sequence[tuple[SpanOutbox, Span]]:
-        """Send a batch to the store, and return the spans to retry.
-
-        If the store refuses the batch, send the spans of each outbox alone, to find whose spans are wrong.
+        """Send a batch to the store, and return the spans to retry. If the store refuses the batch, send the spans of
+        each outbox alone, to find whose spans are wrong.
         """
         if len(batch) > _MAX_SPANS:
             parts = [batch[start : start + _MAX_SPANS] for start in range(0, len(batch), _MAX_SPANS)]

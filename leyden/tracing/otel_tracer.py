@@ -143,9 +143,8 @@ def collector() -> LightningSpanProcessor:
 
 
 def listen() -> None:
-    """Register the collector with the global provider, and set one if there is none.
-
-    Safe to repeat: only the first call and a new provider cost anything.
+    """Register the collector with the global provider, and set one if there is none. Safe to repeat: only the first
+    call and a new provider cost anything.
     """
     with _lock:
         provider: Any = otel_trace.get_tracer_provider()

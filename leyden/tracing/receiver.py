@@ -83,9 +83,7 @@ class Receiver:
 
     async def add_many_spans(self, spans: Sequence[Span]) -> None:
         """Add spans to the trace. A span that was added before is skipped, because an exporter repeats a request whose
-        reply was lost.
-
-        Raise UnknownAttempt, and add none, if one belongs to another attempt.
+        reply was lost. Raise UnknownAttempt, and add none, if one belongs to another attempt.
         """
         attempt = (self.trace.rollout_id, self.trace.attempt_id)
         for span in spans:

@@ -45,10 +45,8 @@ class RemoteDestination:
         self.url = url  # of `Trace.address`
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Send all spans. Safe to repeat.
-
-        Raise UnknownAttempt if the attempt is over, InvalidEmission if the receiver refuses a span, and StoreError,
-        after which a retry may succeed, if it fails or does not respond.
+        """Send all spans. Safe to repeat. Raise UnknownAttempt if the attempt is over, InvalidEmission if the receiver
+        refuses a span, and StoreError, after which a retry may succeed, if it fails or does not respond.
         """
         for start in range(0, len(spans), _BATCH):
             body = _SPANS.dump_json(list(spans[start : start + _BATCH]))
@@ -64,9 +62,8 @@ class RemoteDestination:
 
 
 async def _post(url: str, body: bytes) -> tuple[int, str]:
-    """Send one POST request; return the status and the text of the reply.
-
-    It is written by hand, because no thread can be started at a process's very end, and a library costs imports.
+    """Send one POST request; return the status and the text of the reply. It is written by hand, because no thread can
+    be started at a process's very end, and a library costs imports.
     """
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

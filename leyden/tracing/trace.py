@@ -130,9 +130,8 @@ class Trace:
         self._lock = threading.Lock()
 
     def add(self, span: Span) -> None:
-        """Keep a finished span, and queue it for delivery.
-
-        Safe in any thread. A span that is added after the trace was closed is still delivered.
+        """Keep a finished span, and queue it for delivery. Safe in any thread. A span that is added after the trace was
+        closed is still delivered.
         """
         if span.parent_id == self._root_id:
             span.parent_id = None
@@ -227,7 +226,6 @@ class Trace:
 
     def address(self) -> str:
         """Return the URL that takes spans of other processes, as OTLP or in Leyden's form, until the trace is closed.
-
         Raise NoActiveTrace for a trace that no `TraceContext` opened.
         """
         with self._lock:
@@ -242,9 +240,8 @@ class Trace:
             return self._address.url
 
     def packed(self) -> CarriedTrace:
-        """Return the trace in a form that can be pickled, for another process.
-
-        Raise NoActiveTrace for a trace that no `TraceContext` opened.
+        """Return the trace in a form that can be pickled, for another process. Raise NoActiveTrace for a trace that no
+        `TraceContext` opened.
         """
         if self._pack is None:
             raise NoActiveTrace(f"the trace {self.name!r} cannot be carried; open it with trace_context")
@@ -291,10 +288,8 @@ def _nothing() -> None:
 
 
 def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
-    """Return a copy of the attributes in which tuples are lists.
-
-    Raise InvalidEmission, naming the key, for a value that is neither a string, a finite number, a bool nor a list of
-    one of these.
+    """Return a copy of the attributes in which tuples are lists. Raise InvalidEmission, naming the key, for a value
+    that is neither a string, a finite number, a bool nor a list of one of these.
     """
     return {key: _checked_value(key, value) for key, value in attributes.items()}
 

@@ -52,9 +52,8 @@ class WeaveTracer(OtelTracer):
 
 
 class _Weave(Instrumentation):
-    """Replaces Weave's client while a trace is open, and patches its integrations.
-
-    Afterwards the user's own client is restored. An integration that the user has patched stays patched.
+    """Replaces Weave's client while a trace is open, and patches its integrations. Afterwards the user's own client is
+    restored. An integration that the user has patched stays patched.
     """
 
     modules: ClassVar[tuple[str, ...]] = ("weave",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leyden._lib.arguments import arguments_of
+from leyden._lib.components import arguments_of
 from leyden.algorithm import Algorithm, Dataset
 from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.training.runs.run_description import (

@@ -39,17 +39,13 @@ logger = logging.getLogger(__name__)
 _IDLE_POLL_SECONDS = 0.005
 """How often a server that stops looks whether its connections have closed."""
 _HEAD_BYTES = 64 * 2**10
-"""The most bytes of a request's first line and headers, which are buffered until they are complete.
-
-h11 has the same limit.
+"""The most bytes of a request's first line and headers, which are buffered until they are complete. h11 has the same
+limit.
 """
 _HEADER_FIELDS = 1000
 """The most header fields of a request, including the trailers of a chunked body."""
 _PIPELINED = 100
-"""The most requests that wait for their turn on one connection.
-
-Each takes 2 kB of memory and 20 bytes to send.
-"""
+"""The most requests that wait for their turn on one connection. Each takes 2 kB of memory and 20 bytes to send."""
 _CHECKS_PER_LIMIT = 8
 """The number of checks of the connections within the shortest limit."""
 _ACCEPTED_AT_ONCE = 32
@@ -63,10 +59,7 @@ _REPORT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits on the time a client may take.
-
-    The server closes slower connections and logs how many.
-    """
+    """Limits on the time a client may take. The server closes slower connections and logs how many."""
 
     head_seconds: float = 30.0
     """Time for the whole head of a request, from the opening of the connection, or later from the head's first byte."""
@@ -152,9 +145,8 @@ class AsgiServer:
         self._slow_clients.stop()
 
     async def _idle_within(self, seconds: float) -> bool:
-        """Wait until all connections have closed. Return False if `seconds` pass before that.
-
-        It polls, because uvicorn has no event for its last connection.
+        """Wait until all connections have closed. Return False if `seconds` pass before that. It polls, because uvicorn
+        has no event for its last connection.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         while self._state.connections or self._state.tasks:
@@ -214,7 +206,7 @@ class _Limited(_UvicornProtocol):
     """Bytes received on this connection so far."""
     _pauses = 0
     """How often writing paused because the client did not read fast enough."""
-    _opened_at = 0.0
+    opened_at = 0.0
     """When the connection was opened, by the loop's clock."""
     _seen: tuple[_Awaited, object] | None = None
     """The action awaited at the last check: its kind, and the request or pause that it concerns."""
@@ -225,7 +217,7 @@ class _Limited(_UvicornProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(_JoiningTransport(transport))
-        self._opened_at = self.loop.time()
+        self.opened_at = self.loop.time()
         self.slow_clients.make_room(self)
 
     def pause_writing(self) -> None:
@@ -233,10 +225,7 @@ class _Limited(_UvicornProtocol):
         super().pause_writing()
 
     def overdue(self, now: float, limits: ConnectionLimits) -> _Awaited | None:
-        """Return the action that the client is late with, or None if it is in time.
-
-        now: the clock of `_SlowClients`, which stands still while the process is suspended.
-        """
+        """Return the action that the client is late with, or None. `now` is by the clock of `_SlowClients`."""
         found = self._awaited()
         if found is None:
             self._seen = None
@@ -269,13 +258,8 @@ class _Limited(_UvicornProtocol):
         return None
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
-
-    @property
-    def idle_order(self) -> tuple[bool, float]:
-        """The sort key for closing: first the connections that never had a request, then the oldest."""
-        return self.cycle is not None, self._opened_at
 
     def end(self, late: _Awaited) -> None:
         """Close the connection of a late client. One that has sent part of a body is sent a 408."""
@@ -376,10 +360,7 @@ class _SlowClients:
         self._interval = min(limits.head_seconds, limits.stall_seconds) / _CHECKS_PER_LIMIT
         self._timer: asyncio.TimerHandle | None = None
         self._clock = 0.0
-        """Seconds in which this server could have read from clients.
-
-        It stands still while the process is suspended.
-        """
+        """Seconds in which this server could have read from clients. It stands still while the process is suspended."""
         self._checked_at = 0.0
         """The loop's time at the last check."""
         self._counts: dict[str, tuple[int, str]] = {}
@@ -412,42 +393,39 @@ class _SlowClients:
         the handler that was there before.
         """
         error = context.get("exception")
-        if isinstance(error, OSError) and "accept" in context["message"] and self._accepts_at(context.get("socket")):
+        failed, ours = context.get("socket"), self._listener
+        is_ours = failed is not None and ours is not None and failed.fileno() == ours.fileno()
+        if is_ours and isinstance(error, OSError) and "accept" in context["message"]:
             self._cannot_accept(error)
         elif self._handle_error is None:
             loop.default_exception_handler(context)
         else:
             self._handle_error(loop, context)
 
-    def _accepts_at(self, listener: Any) -> bool:
-        return self._listener is not None and listener is not None and listener.fileno() == self._listener.fileno()
-
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            self.count(f"turned new clients away because all {_most_descriptors()} files are open (ulimit -n)")
+            self.count(f"turned new clients away because all {_max_descriptors()} files are open (ulimit -n)")
         else:
             self.count(f"accepts no new clients: {os.strerror(error.errno or 0)}")
 
     def make_room(self, newcomer: _Limited) -> None:
         """Close idle connections if file descriptors run short; if none is idle, close the new one."""
-        opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
-        spare = min(_SPARE_DESCRIPTORS, most // 8)
-        if opened is None or opened.fileno() < most - spare:
+        opened, limit = newcomer.transport.get_extra_info("socket"), _max_descriptors()
+        spare = min(_SPARE_DESCRIPTORS, limit // 8)
+        if opened is None or opened.fileno() < limit - spare:
             return
-        idle = [one for one in self._connections if one is not newcomer and one.idle]
-        idle.sort(key=lambda one: one.idle_order)
+        idle = [one for one in self._connections if one is not newcomer and one.is_idle]
+        idle.sort(key=lambda one: (one.cycle is not None, one.opened_at))  # first those that never had a request
         for connection in idle[:spare] or [newcomer]:
             connection.transport.abort()
             which = "an idle connection" if idle else "a new connection, while all others are busy,"
             self.count(
-                f"closed {which} because this process may open no more than {most} files (ulimit -n)", connection
+                f"closed {which} because this process may open no more than {limit} files (ulimit -n)", connection
             )
 
     def _check(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Close connections that keep the server waiting too long, and report them now and then.
-
-        It also tries to open one more descriptor, because a server that has none left turns clients away without an
-        error.
+        """Close connections that keep the server waiting too long, and report them now and then. It also tries to open
+        one more descriptor, because a server that has none left turns clients away without an error.
         """
         now = loop.time()
         self._timer = loop.call_later(self._interval, self._check, loop, listener)
@@ -483,17 +461,14 @@ class _SlowClients:
         self._counts.clear()
 
 
-def _most_descriptors() -> int:
-    """Return how many file descriptors this process may have open."""
+def _max_descriptors() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
 class _JoiningTransport:
-    """A transport that sends the head of a reply together with the first part of its body.
-
-    uvicorn writes them one after the other. Two sends would wake the client twice, and a send is a third of the cost of
-    a small reply.
+    """A transport that sends the head of a reply together with the first part of its body. uvicorn writes them one
+    after the other. Two sends would wake the client twice, and a send is a third of the cost of a small reply.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -545,7 +520,6 @@ class AsgiThread:
     ) -> None:
         """Make the server without starting it.
 
-        name: the name of the thread.
         keep_alive_seconds: how long an idle connection stays open.
         grace_seconds: how long requests under way may take when the server stops; a second later their connections are
             aborted.
@@ -567,9 +541,8 @@ class AsgiThread:
         self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
-        """Start the thread and return when it serves on `listener`, which belongs to it from then on.
-
-        Raise the error that kept the server from starting.
+        """Start the thread and return when it serves on `listener`, which belongs to it from then on. Raise the error
+        that kept the server from starting.
         """
         ready: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(listener, ready), name=self._name, daemon=True)

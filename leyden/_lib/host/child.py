@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import current_process
-from types import FrameType
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 from leyden.errors import ChildDied, ConfigError
@@ -102,7 +101,7 @@ class ChildFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Describe `error`. Call it in the `except` block that caught the error."""
+        """Describe an error in the `except` block that caught it."""
         return cls(traceback.format_exception_only(error)[-1].strip(), traceback.format_exc())
 
 
@@ -132,9 +131,8 @@ class Backoff:
 
 
 def known_start_method(method: StartMethod | None) -> StartMethod:
-    """Return a start method of this platform; None selects forkserver, or spawn where there is none.
-
-    Raise ConfigError for one that the platform lacks.
+    """Return a start method of this platform; None selects forkserver, or spawn where there is none. Raise ConfigError
+    for one that the platform lacks.
     """
     possible = [each for each in get_args(StartMethod) if each in multiprocessing.get_all_start_methods()]
     if method is not None and method not in possible:
@@ -175,10 +173,7 @@ def exit_if_starting(name_prefix: str = "") -> None:
 
 
 def missing_guard(remedy: str) -> ConfigError:
-    """Return the error for a child that ended with `GUARD_MISSING`.
-
-    remedy: the alternative to a guard.
-    """
+    """Return the error for a child that ended with `GUARD_MISSING`; `remedy` is the alternative to a guard."""
     return ConfigError(
         "the main script starts child processes at its top level, and each child imports it; put that part under "
         f"`if __name__ == '__main__':`, or {remedy}"
@@ -205,7 +200,6 @@ class Child:
 
         target: a function at the top of a module. `start_method="fork"` takes any function.
         args: picklable values; `start_method="fork"` takes any.
-        name: the name of the process.
         daemon: True forbids the child to start children by `multiprocessing`. The child ends with this process in
             either case.
         """
@@ -218,13 +212,16 @@ class Child:
         process = context.Process(
             target=_run, args=(theirs, os.getpid(), target, tuple(args)), name=name, daemon=daemon
         )
+        # The child inherits the block until `_run` has its handler. Otherwise a service manager, which sends SIGTERM to
+        # all processes at once, could kill a child that has just begun.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            with _sigterm_blocked():
-                process.start()
+            process.start()
         except BaseException:
             ours.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             theirs.close()
         self._process: Any = process
         self.pid: int = process.pid
@@ -236,9 +233,8 @@ class Child:
             self.connection.send(message)
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the child's next message.
-
-        Raise TimeoutError if none arrives in time, EOFError if the child has closed its end.
+        """Return the child's next message. Raise TimeoutError if none arrives in time, EOFError if the child has closed
+        its end.
         """
         if timeout_seconds is not None and not self.connection.poll(timeout_seconds):
             raise TimeoutError
@@ -263,10 +259,7 @@ class Child:
             pass
 
     async def stop(self, grace_seconds: float) -> int:
-        """End an attended child: hang up, wait for its end, kill it if it takes longer.
-
-        Return its exit code.
-        """
+        """End an attended child: hang up, wait for its end, kill it if it takes longer. Return its exit code."""
         self._hang_up_on_loop()
         await asyncio.wait({self._ended}, timeout=grace_seconds)
         self.kill()
@@ -295,9 +288,8 @@ class Child:
         self._ended.set_result(self.close())
 
     def exit_code(self, timeout_seconds: float | None = 0.0) -> int | None:
-        """Wait for the end of the process, and return its exit code; None if it is still running.
-
-        timeout_seconds: None waits without limit. A negative code is the signal that killed the child.
+        """Wait for the end of the process (None: without limit), and return its exit code; None if it is still running.
+        A negative code is the signal that killed the child.
         """
         if self._exit_code is None:
             self._process.join(timeout_seconds)
@@ -330,10 +322,7 @@ class Child:
         self.connection.close()
 
     def close(self, grace_seconds: float = 0.0) -> int:
-        """Hang up, wait for the child's end, kill it if it takes longer, and return its exit code.
-
-        Safe to repeat.
-        """
+        """Hang up, wait for the child's end, kill it if it takes longer, and return its exit code. Safe to repeat."""
         self.hang_up()
         code = self.exit_code(max(0.0, grace_seconds))
         if code is None:
@@ -359,10 +348,8 @@ class Parent:
             self.connection.send(message)
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the parent's next message.
-
-        timeout_seconds: None waits without limit.
-        Raise TimeoutError if none arrives in time, EOFError if the parent has hung up or gone.
+        """Return the parent's next message. Raise TimeoutError if none arrives in time, EOFError if the parent has hung
+        up or gone.
         """
         try:
             with _descriptor_of(self.pid) as parent:
@@ -413,29 +400,20 @@ def end_with_parent(parent_pid: int, *, also: int | None = None, end: Callable[[
     """
 
     def watch() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            _wait_for_end(parent_pid, also)
+        with contextlib.suppress(ProcessLookupError), _descriptor_of(parent_pid) as parent:
+            watched = [each for each in (parent, also) if each is not None]
+            while not select.select(watched, [], [], None if parent is not None else _PARENT_POLL_SECONDS)[0]:
+                if os.getppid() != parent_pid:
+                    break
         os._exit(1) if end is None else end()
 
     threading.Thread(target=watch, name="leyden-parent", daemon=True).start()
 
 
-def _wait_for_end(parent_pid: int, also: int | None) -> None:
-    """Return when the parent has ended or the descriptor `also` is readable. Raise ProcessLookupError if the parent had
-    ended before.
-    """
-    with _descriptor_of(parent_pid) as parent:
-        watched = [each for each in (parent, also) if each is not None]
-        while not select.select(watched, [], [], None if parent is not None else _PARENT_POLL_SECONDS)[0]:
-            if os.getppid() != parent_pid:
-                return
-
-
 @contextlib.contextmanager
 def _descriptor_of(pid: int) -> Generator[int | None]:
-    """Yield a descriptor that is readable once the process has ended; None on a system without pidfds.
-
-    Raise ProcessLookupError if it has ended already.
+    """Yield a descriptor that is readable once the process has ended; None on a system without pidfds. Raise
+    ProcessLookupError if it has ended already.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -454,28 +432,10 @@ def _run(connection: PipeEnd, parent_pid: int, target: Callable[..., object], ar
         end.close()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # a handler, which programs that the child starts do not inherit, as they would inherit SIG_IGN
-    signal.signal(signal.SIGTERM, _ignore)
+    # The parent received the signal too, and decides. Programs that the child starts inherit SIG_IGN, but no handler.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     target(Parent(connection, parent_pid), *args)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the parent received the signal too, and decides."""
-
-
-@contextlib.contextmanager
-def _sigterm_blocked() -> Generator[None]:
-    """Block SIGTERM during the block, in which a child is started. The child inherits this, and `_run` unblocks the
-    signal once its handler is installed.
-
-    Otherwise a service manager, which sends SIGTERM to all processes at once, could kill a child that has just begun.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---- a program -----------------------------------------------------------------------------------
@@ -540,10 +500,7 @@ class Command:
             raise ChildDied(self.obituary()) from error
 
     def read_line(self) -> str:
-        """Return the next line of standard output.
-
-        Raise ChildDied if the program ends before it.
-        """
+        """Return the next line of standard output. Raise ChildDied if the program ends before it."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -551,9 +508,8 @@ class Command:
         return line.decode()
 
     def wait_for_url(self, url: str, timeout_seconds: float) -> None:
-        """Return when the program's server answers a GET of the URL with a status below 500.
-
-        Raise ChildDied, with the program's last lines, if it ends before that or the time is over.
+        """Return when the program's server answers a GET of the URL with a status below 500. Raise ChildDied, with the
+        program's last lines, if it ends before that or the time is over.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -609,7 +565,6 @@ class Command:
         return code
 
     def _read(self, lines: Any) -> None:
-        """Relay the program's lines until its end, then report a death. Runs in a thread."""
         with lines:
             for raw in lines:
                 line = raw.decode(errors="replace").rstrip()
@@ -624,10 +579,7 @@ class Command:
 
 
 def _guard(parent_pid: int, command: Sequence[str]) -> int:
-    """Run a foreign program and return its exit code.
-
-    End it when standard input closes or the parent has gone.
-    """
+    """Run a foreign program and return its exit code. End it when standard input closes or the parent has gone."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     ending = threading.Event()
 

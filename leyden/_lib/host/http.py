@@ -42,10 +42,7 @@ LARGE_BYTES: Final = 64 * 2**10
 _DRAIN: Final = 8
 """A refused body is drained up to this many times the limit, so that the client reads the reply."""
 _GZIP_MEMBERS: Final = 2000
-"""The most gzip members of one body.
-
-An empty member takes 20 bytes to send and costs as much as 64 KiB.
-"""
+"""The most gzip members of one body. An empty member takes 20 bytes to send and costs as much as 64 KiB."""
 _OWN_PAGE: Final = (b"same-origin", b"none")
 """Values of Sec-Fetch-Site for a page of this server, and for an address that the user typed."""
 
@@ -103,10 +100,7 @@ Handler = Callable[[bytes, RequestHeaders], Awaitable[HttpReply]]
 
 
 async def send_reply(send: Send, body: bytes, *, status: int = 200, headers: HeaderFields = (JSON,)) -> None:
-    """Send a whole reply with its length.
-
-    headers: the header fields; by default those of JSON.
-    """
+    """Send a whole reply with its length."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
@@ -150,10 +144,7 @@ def bearer_token(authorization: bytes | None) -> bytes:
 
 
 def is_secret(given: bytes, secret: bytes) -> bool:
-    """Return whether a client gave the secret.
-
-    The time that it takes does not depend on how much of it is right.
-    """
+    """Return whether a client gave the secret. The time that it takes does not depend on how much of it is right."""
     return hmac.compare_digest(given, secret)
 
 
@@ -221,8 +212,13 @@ class SiteGuard:
                     f"the host {called!r} is not this machine: a server without a token serves the names 127.0.0.1 and localhost only; "
                     "use one of these names, or start the server with a token",
                 )
-        if fetched_by is not None:
-            foreign = fetched_by not in _OWN_PAGE and not _follows_a_link(scope)
+        if fetched_by in _OWN_PAGE:
+            foreign = False
+        elif fetched_by is not None:
+            # A user may open a page of this server by a link on another site, which cannot read the page.
+            fields = dict(scope["headers"])
+            opens = fields.get(b"sec-fetch-mode") == b"navigate" and fields.get(b"sec-fetch-dest") == b"document"
+            foreign = not opens or scope["method"] != "GET"
         else:
             at = None if origin is None else origin.lower().partition(b"://")[2]  # a proxy may change the scheme
             foreign = origin is not None and (host is None or at != host.lower())
@@ -234,15 +230,6 @@ class SiteGuard:
                 f"the request comes from a web page of {page}: this server takes requests of programs and of its own pages only; "
                 "send it from a program, or serve the page at this server's address through a reverse proxy",
             )
-
-
-def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Return whether the user opens a page of this server by a link on another site. This is harmless, because the
-    other site cannot read the page.
-    """
-    headers = dict(scope["headers"])
-    opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
-    return opens and scope["method"] == "GET"
 
 
 @lru_cache(maxsize=64)
@@ -325,8 +312,6 @@ _parsing: Final = PerLoop[asyncio.Lock](lambda: nullcontext(asyncio.Lock()))
 async def _read_gzip(body: AsyncIterator[bytes], max_bytes: int, option: str | None, meter: JsonMeter | None) -> bytes:
     """Return a request's body unpacked. Raise Refusal (413) before more than `max_bytes` are in memory, and TooMuchJson
     at the first piece beyond the limits.
-
-    option: the setting that raises the limit, for the message.
     """
     unpacker, parts, size, members = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0, 1
 
@@ -376,20 +361,15 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-async def _drain(body: AsyncIterator[bytes], most: int) -> None:
-    """Read the rest of a body, up to `most` bytes, and drop it."""
+async def _drain(body: AsyncIterator[bytes], max_bytes: int) -> None:
     read = 0
     async for part in body:
         read += len(part)
-        if read > most:
+        if read > max_bytes:
             return
 
 
 def _too_large(max_bytes: int, option: str | None) -> Refusal:
-    """Return the refusal of a body that is too large.
-
-    option: the option that raises the limit.
-    """
     larger = "" if option is None else f", or start it with a larger {option}"
     return Refusal(
         413,

@@ -37,9 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def listen_unix(path: Path) -> socket.socket:
     """Return a listening Unix socket that only this user can reach. It replaces a socket on which no process listens
-    any more.
-
-    Raise OSError if the path cannot be bound, with EADDRINUSE if another process listens there.
+    any more. Raise OSError if the path cannot be bound, with EADDRINUSE if another process listens there.
     """
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -54,9 +52,8 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove a socket that a killed process left behind. Any other file stays, and `bind` refuses the path.
-
-    Raise OSError (EADDRINUSE) if a process listens on the socket.
+    """Remove a socket that a killed process left behind. Any other file stays, and `bind` refuses the path. Raise
+    OSError (EADDRINUSE) if a process listens on the socket.
     """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):

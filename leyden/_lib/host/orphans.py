@@ -43,7 +43,7 @@ def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
         processes that carry the mark as a resource limit.
     """
     for _ in range(_ROUNDS):
-        orphans = [process for process in psutil.process_iter() if _has(process, name, value, all_below)]
+        orphans = [process for process in psutil.process_iter() if _has_mark(process, name, value, all_below)]
         if not orphans:
             return
         for orphan in orphans:
@@ -65,8 +65,10 @@ def kill_orphans() -> int:
         if run is None:
             continue
         runs.setdefault(run, []).append(process)
-        if _is_below_python(process, run):
-            under_way.add(run)
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if parent is not None and _run_of(parent) != run and "python" in parent.exe().lower():
+                under_way.add(run)
     orphans = [process for run, members in runs.items() if run not in under_way for process in members]
     for orphan in orphans:
         with contextlib.suppress(psutil.Error):
@@ -91,41 +93,25 @@ def _run_of(process: psutil.Process) -> int | None:
     return found >> _WORKER_BITS if found != resource.RLIM_INFINITY and found & _OURS else None
 
 
-def _is_below_python(process: psutil.Process, run: int) -> bool:
-    try:
-        parent = process.parent()
-        return parent is not None and _run_of(parent) != run and "python" in parent.exe().lower()
-    except psutil.Error:
-        return False
-
-
-def _has(process: psutil.Process, name: str, value: str, all_below: bool) -> bool:
+def _has_mark(process: psutil.Process, name: str, value: str, all_below: bool) -> bool:
     """Return whether another process carries a mark, as `kill_marked` describes it."""
     if process.pid == os.getpid():
         return False
-    if name == RUNNER_MARK and _has_limit(process, value, all_below):
-        return True
+    if name == RUNNER_MARK and _LIMIT is not None:
+        ignored_bits = _WORKER_BITS if all_below else 0
+        with contextlib.suppress(psutil.Error, OSError):
+            found, _ = process.rlimit(_LIMIT)
+            if (
+                found != resource.RLIM_INFINITY
+                and process.status() != psutil.STATUS_ZOMBIE
+                and found >> ignored_bits == _limit_of(value) >> ignored_bits
+            ):
+                return True
     try:
         found = process.environ().get(name, "")
     except psutil.Error:
         return False
     return found == value or (all_below and found.startswith(f"{value}."))
-
-
-def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
-    """Return whether a process carries the mark as a resource limit.
-
-    all_below: the mark is a run's, and those of its workers count too.
-    """
-    if _LIMIT is None:
-        return False
-    try:
-        found, _ = process.rlimit(_LIMIT)
-        if found == resource.RLIM_INFINITY or process.status() == psutil.STATUS_ZOMBIE:
-            return False
-    except (psutil.Error, OSError):
-        return False
-    return found >> _WORKER_BITS == _limit_of(mark) >> _WORKER_BITS if all_below else found == _limit_of(mark)
 
 
 def _limit_of(mark: str) -> int:

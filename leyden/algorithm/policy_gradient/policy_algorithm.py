@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leyden._lib.arguments import arguments_of
-from leyden._lib.components import build_component
+from leyden._lib.components import arguments_of, build_component
 from leyden._lib.options import check_number
 from leyden.algorithm.algorithm import Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at

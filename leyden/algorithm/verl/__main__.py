@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from leyden._lib.arguments import arguments_of
 from leyden._lib.atomic import private_directory
+from leyden._lib.components import arguments_of
 from leyden._lib.text import error_line
 from leyden.adapter import TraceToTriplet
 from leyden.algorithm.verl.verl_algorithm import VERL

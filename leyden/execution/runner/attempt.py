@@ -249,9 +249,8 @@ class AttemptRunner:
 
 
 def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> None:
-    """Write the address and key of the attempt's gateway, if it has one, into the current trace.
-
-    Instrumented SDKs read them there, so that the agent's code need not know Leyden.
+    """Write the address and key of the attempt's gateway, if it has one, into the current trace. Instrumented SDKs read
+    them there, so that the agent's code need not know Leyden.
     """
     llm = next((resource for resource in resources.values() if isinstance(resource, ProxyLLM)), None)
     trace = current_trace()
@@ -295,9 +294,8 @@ def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
 
 
 def _record_error(error: Exception) -> None:
-    """Record what the agent raised, if a trace is open: a tracer of the user's own may open none.
-
-    An error of the recording is logged, because it must not hide the agent's.
+    """Record what the agent raised, if a trace is open: a tracer of the user's own may open none. An error of the
+    recording is logged, because it must not hide the agent's.
     """
     if current_trace() is None:
         return

@@ -69,9 +69,8 @@ class CancelWatch:
         return any(rollout.status == "cancelled" for rollout in finished)
 
     async def _run(self) -> None:
-        """Resolve the futures of watched rollouts that were cancelled in the store. Runs until it is cancelled.
-
-        It pauses before each query, because most agents end sooner.
+        """Resolve the futures of watched rollouts that were cancelled in the store. Runs until it is cancelled. It
+        pauses before each query, because most agents end sooner.
         """
         while True:
             await self._changed.wait()

@@ -123,9 +123,8 @@ class LitAgentRunner(Runner[T]):
                 await self._iter(attempts, watchdog, event or Latch())
 
     async def _iter(self, attempts: AttemptRunner, watchdog: LagWatchdog, event: Latch) -> None:
-        """Claim and run rollouts until `event` is set, `max_rollouts` have run, or an error ends the runner.
-
-        Rollouts under way are finished before a return, and cancelled before an error is raised.
+        """Claim and run rollouts until `event` is set, `max_rollouts` have run, or an error ends the runner. Rollouts
+        under way are finished before a return, and cancelled before an error is raised.
         """
         store = self._bound_store()
         running, pause = _RunningSet(watchdog), _Pause()
@@ -257,9 +256,8 @@ async def _read_resources(
 
 
 class _Read:
-    """Awaitable resources of one attempt, which are ready when those of the whole claim are.
-
-    The attempts of a claim therefore begin in the order of the claim.
+    """Awaitable resources of one attempt, which are ready when those of the whole claim are. The attempts of a claim
+    therefore begin in the order of the claim.
     """
 
     def __init__(self, own: asyncio.Future[NamedResources | None], all_read: asyncio.Future[Any]) -> None:

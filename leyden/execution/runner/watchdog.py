@@ -252,10 +252,8 @@ class LagWatchdog:
         return task
 
     async def claim(self, store: LightningStore, **options: Any) -> Sequence[AttemptedRollout]:
-        """Claim rollouts by `store.dequeue_many_rollouts`, with its options.
-
-        Return nothing if the loop was blocked meanwhile, because the claim was then withdrawn for the benefit of other
-        runners.
+        """Claim rollouts by `store.dequeue_many_rollouts`, with its options. Return nothing if the loop was blocked
+        meanwhile, because the claim was then withdrawn for the benefit of other runners.
         """
         claim_id, claimed = ids.claim_id(), ()
         withdrawal = asyncio.timeout(None)
@@ -302,9 +300,8 @@ class LagWatchdog:
     # ---- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Schedule a callback in the event loop, again and again, and examine the loop while the callback is late.
-
-        Runs until the last user has left or the loop ends. Rests while no attempt is in flight.
+        """Schedule a callback in the event loop, again and again, and examine the loop while the callback is late. Runs
+        until the last user has left or the loop ends. Rests while no attempt is in flight.
         """
         while self._wanted.wait() and not self._closing.is_set():
             stall, answered = _Stall(), threading.Event()
@@ -438,9 +435,8 @@ def _position(frame: FrameType) -> str:
 
 
 def _report(calls: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    """Await reports to stores from this thread, all at once.
-
-    A report on an attempt that has ended is dropped. Any other error of a store is logged.
+    """Await reports to stores from this thread, all at once. A report on an attempt that has ended is dropped. Any
+    other error of a store is logged.
     """
 
     async def send(call: Coroutine[Any, Any, Any]) -> None:

@@ -45,10 +45,7 @@ class AdvantageEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Base of the constants of a registered estimator.
-
-    The type of the constants chooses the estimator.
-    """
+    """Base of the constants of a registered estimator. The type of the constants chooses the estimator."""
 
     uses_values: ClassVar[bool] = False
     """Whether the estimator reads `RolloutRewards.values`."""
@@ -126,17 +123,13 @@ def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunc
 
 
 def find_estimator(constants: Advantages) -> RegisteredEstimator:
-    """Return the estimator that these constants belong to.
-
-    Raise ConfigError for any other value.
-    """
+    """Return the estimator that these constants belong to. Raise ConfigError for any other value."""
     return ESTIMATORS.find(constants)
 
 
 def make_advantages(name: str, constants: Mapping[str, Any] | None = None) -> Advantages:
-    """Return the constants of the estimator with this name; those left out have their defaults.
-
-    Raise ConfigError for an unknown name or constant, and for a constant out of its range.
+    """Return the constants of the estimator with this name; those left out have their defaults. Raise ConfigError for
+    an unknown name or constant, and for a constant out of its range.
     """
     return cast(Advantages, ESTIMATORS.make(name, constants))
 

@@ -110,16 +110,12 @@ def register_loss(
 
 
 def find_loss(loss: Loss) -> RegisteredLoss:
-    """Return the registered loss that these constants belong to.
-
-    Raise ConfigError for any other value.
-    """
+    """Return the registered loss that these constants belong to. Raise ConfigError for any other value."""
     return LOSSES.find(loss)
 
 
 def make_loss(name: str, constants: Mapping[str, Any] | None = None) -> Loss:
-    """Return the constants of the loss with this name; those left out have their defaults.
-
-    Raise ConfigError for an unknown name or constant, and for a constant out of its range.
+    """Return the constants of the loss with this name; those left out have their defaults. Raise ConfigError for an
+    unknown name or constant, and for a constant out of its range.
     """
     return cast(Loss, LOSSES.make(name, constants))

@@ -40,9 +40,8 @@ class BatchSimulator(Protocol):
         ...
 
     def step(self, actions: Batch) -> tuple[Batch, NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Step all N rows. Rows without a trajectory must not fail.
-
-        Return observations (N, ...), and rewards, terminated and truncated, each (N,).
+        """Step all N rows. Rows without a trajectory must not fail. Return observations (N, ...), and rewards,
+        terminated and truncated, each (N,).
         """
         ...
 

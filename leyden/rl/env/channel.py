@@ -46,10 +46,7 @@ class Channel:
         os.write(self._write, _SIGNAL)
 
     def send(self, message: Any) -> None:
-        """Send a message, pickled, or by cloudpickle if pickle cannot do it.
-
-        Raise OSError if the other side is gone.
-        """
+        """Send a message, pickled, or by cloudpickle if pickle fails. Raise OSError if the other side is gone."""
         data = pack(message)
         rest = memoryview(_HEAD.pack(b"M", len(data)) + data)
         while rest:

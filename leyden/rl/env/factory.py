@@ -33,9 +33,8 @@ ENV_KINDS: Final[dict[str, Component]] = {
     "subproc": "leyden.rl.env.processes.FiniteSubprocVectorEnv",
     "shmem": "leyden.rl.env.processes.FiniteShmemVectorEnv",
 }
-"""The import path of each kind of vectorised environment, by its name.
-
-The classes are called with `(logger, env_fns, seeds=..., on_worker_error=..., ...)`.
+"""The import path of each kind of vectorised environment, by its name. The classes are called with `(logger, env_fns,
+seeds=..., on_worker_error=..., ...)`.
 """
 
 
@@ -134,9 +133,8 @@ class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _registered(env_id: str) -> EnvFactory:
-    """Return a factory for an id of Gymnasium's registry.
-
-    Raise ConfigError for an unknown id here, because an error in a worker is harder to read.
+    """Return a factory for an id of Gymnasium's registry. Raise ConfigError for an unknown id here, because an error in
+    a worker is harder to read.
     """
     module, _, name = env_id.rpartition(":")
     try:

@@ -477,10 +477,8 @@ class _GymSlot(_Slot):
 
 
 def _with_level(value: Any) -> tuple[int, Any]:
-    """Return the level and the value of a logged value.
-
-    A pair whose first part is a level (in Qlib, an array of two) is split. Anything else is a value of the level
-    PERIODIC.
+    """Return the level and the value of a logged value. A pair whose first part is a level (in Qlib, an array of two)
+    is split. Anything else is a value of the level PERIODIC.
     """
     pair: Any = value
     if isinstance(value, tuple | np.ndarray) and len(pair) == 2:

@@ -140,9 +140,8 @@ class _EnvWorker:
         return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
 
     def reply(self, timeout_seconds: float | None) -> Any:
-        """Wait for the worker's reply and return it.
-
-        Raise _WorkerLost if the worker has ended or failed, and _TimedOut after `timeout_seconds`.
+        """Wait for the worker's reply and return it. Raise _WorkerLost if the worker has ended or failed, and _TimedOut
+        after `timeout_seconds`.
         """
         assert self._channel is not None
         assert self.child is not None
@@ -336,9 +335,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return failures
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Send the actions to the workers, then wait for all. Return infos by environment, and failures.
-
-        With shared memory, actions and results are in it, and a command is a SIGNAL.
+        """Send the actions to the workers, then wait for all. Return infos by environment, and failures. With shared
+        memory, actions and results are in it, and a command is a SIGNAL.
         """
         everyone = bool(mask.all())
         sent: list[tuple[_EnvWorker, list[int]]] = []

@@ -162,10 +162,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         pass
 
     def _busy(self) -> int | None:
-        """Return the number of the environment that is being called; None if unknown.
-
-        Another thread calls this.
-        """
+        """Return the number of the environment that is being called; None if unknown. Another thread calls this."""
         return None
 
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
@@ -185,9 +182,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
             threading.Thread(target=_watch, args=watch, name="leyden-env-watch", daemon=True).start()
 
     def _adopt(self, own_seeds: Any) -> None:
-        """Take seeds from the iterator that the environments were made with; None: they have none.
-
-        Raise ConfigError if the vectorised environment was given seeds too.
+        """Take seeds from the iterator that the environments were made with; None: they have none. Raise ConfigError if
+        the vectorised environment was given seeds too.
         """
         if own_seeds is not None:
             if self._has_seeds:
@@ -315,9 +311,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
             writer.on_env_all_done()
 
     def close(self) -> None:
-        """End everything that was started, and give the seeds of running episodes back.
-
-        Safe to repeat. Returned arrays stay readable.
+        """End everything that was started, and give the seeds of running episodes back. Safe to repeat. Returned arrays
+        stay readable.
         """
         if not self._closed:
             self._closed = True
@@ -329,9 +324,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- episodes --------------------------------------------------------------------------------
 
     def _take(self, wanted: Sequence[int]) -> list[Start]:
-        """Take a seed for each wanted environment, until none is left. Return the starts.
-
-        If the data set raises an error, the seeds that were taken before it are given back.
+        """Take a seed for each wanted environment, until none is left. Return the starts. If the data set raises an
+        error, the seeds that were taken before it are given back.
         """
         starts: list[Start] = []
         try:
@@ -479,9 +473,8 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
 
 def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: threading.Event) -> None:
-    """Log a warning when one call takes longer than `quiet_seconds`, without ending it.
-
-    Runs in a thread until `ended` is set.
+    """Log a warning when one call takes longer than `quiet_seconds`, without ending it. Runs in a thread until `ended`
+    is set.
     """
     before, checks = None, 1
     while not ended.wait(quiet_seconds):

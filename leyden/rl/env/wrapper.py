@@ -208,9 +208,8 @@ class EnvWrapper(
         return obs
 
     def advance(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool]:
-        """Make one step as `step` does, without the cost of an info.
-
-        Return observation, reward, terminated and truncated.
+        """Make one step as `step` does, without the cost of an info. Return observation, reward, terminated and
+        truncated.
         """
         simulator, status = self.simulator, self.status
         if simulator is None or status["done"]:

@@ -62,9 +62,8 @@ class TianshouPolicy(NonLearnablePolicy):
         self._data = sys.modules["tianshou.data"]  # the policy has loaded it
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the policy's actions, with exploration noise if exploring.
-
-        Raise ConfigError unless there is one action for each observation.
+        """Return the policy's actions, with exploration noise if exploring. Raise ConfigError unless there is one
+        action for each observation.
         """
         import torch
 

@@ -130,9 +130,8 @@ class DQN(TorchPolicy):
         return ReplayBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the best actions, some replaced by random ones while exploring.
-
-        Raise EngineError if the values are not finite.
+        """Return the best actions, some replaced by random ones while exploring. Raise EngineError if the values are
+        not finite.
         """
         with self._threads(), torch.inference_mode():
             values = self.module(self._tensors(obs)).cpu()
@@ -232,9 +231,8 @@ class DQN(TorchPolicy):
 
 
 def _checked_schedule(exploration: float | tuple[float, float, int]) -> tuple[float, float, int]:
-    """Return (first probability, last probability, number of actions between them).
-
-    Raise ConfigError for anything else than a probability or three such numbers.
+    """Return (first probability, last probability, number of actions between them). Raise ConfigError for anything else
+    than a probability or three such numbers.
     """
     if not isinstance(exploration, tuple | list):
         check_number("exploration", exploration, at_least=0, at_most=1)

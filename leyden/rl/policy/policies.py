@@ -79,9 +79,8 @@ class Policy(NamedOptions, ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict` exactly.
-
-        Raise CheckpointError, and change nothing, for the state of another kind of policy.
+        """Restore a state of `state_dict` exactly. Raise CheckpointError, and change nothing, for the state of another
+        kind of policy.
         """
 
 

@@ -169,9 +169,8 @@ class PPO(TorchPolicy):
             return self._update(buffer, batch_size, repeat)
 
     def _update(self, buffer: RolloutBuffer, batch_size: int, repeat: int) -> dict[str, float]:
-        """Pass `repeat` times over the buffer in shuffled minibatches. Return the means of the metrics.
-
-        The metrics are summed on the device and read once at the end, because each read waits for the device.
+        """Pass `repeat` times over the buffer in shuffled minibatches. Return the means of the metrics. The metrics are
+        summed on the device and read once at the end, because each read waits for the device.
         """
         obs = self._tensors(buffer.flat(buffer.obs))
         data, explained = self._targets(buffer, obs)

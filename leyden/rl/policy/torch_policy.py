@@ -59,9 +59,8 @@ class TorchPolicy(Policy):
         """The number of optimizer steps so far."""
 
     def _set_module(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
-        """Set the policy's module: load its weights, flatten its parameters, and make the optimizer.
-
-        Raise CheckpointError or ConfigError for a weight file that cannot be read or does not fit.
+        """Set the policy's module: load its weights, flatten its parameters, and make the optimizer. Raise
+        CheckpointError or ConfigError for a weight file that cannot be read or does not fit.
         """
         if weight_file is not None:
             _set_weights(module, read_weights(weight_file), str(weight_file))

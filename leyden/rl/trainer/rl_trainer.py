@@ -241,9 +241,8 @@ class Trainer(TrainLoop):
         )
 
     def _newest_checkpoint(self) -> Resumable | None:
-        """Return the newest checkpoint of the run in `run_dir`; None if it has none yet.
-
-        Raise ConfigError if the folder holds no run.
+        """Return the newest checkpoint of the run in `run_dir`; None if it has none yet. Raise ConfigError if the
+        folder holds no run.
         """
         assert self.run_dir is not None
         found = Checkpoint(self.run_dir / "checkpoints").latest()
@@ -256,9 +255,8 @@ class Trainer(TrainLoop):
         self.stop()
 
     def _record(self, vessel: TrainingVesselBase[Any], *, resume: bool) -> FolderRecorder | None:
-        """Add the parts that record this fit, in place of those of the last one.
-
-        Return the recorder, which is not open yet; None without `run_dir`.
+        """Add the parts that record this fit, in place of those of the last one. Return the recorder, which is not open
+        yet; None without `run_dir`.
         """
         if self._recorded is not None:
             self.writers.remove(self._recorded[0])
@@ -339,9 +337,8 @@ class Trainer(TrainLoop):
         yield from self._call("on_test_end", vessel)
 
     def _assign(self, vessel: TrainingVesselBase[Any]) -> None:
-        """Make this the trainer's vessel, with the state that was loaded for it, if any.
-
-        Raise ConfigError if its policy does not fit its interpreters.
+        """Make this the trainer's vessel, with the state that was loaded for it, if any. Raise ConfigError if its
+        policy does not fit its interpreters.
         """
         vessel.require_policy_of_these_spaces()
         self.vessel = vessel
@@ -381,9 +378,8 @@ class Trainer(TrainLoop):
         )
 
     def _draw_worker_seeds(self) -> None:
-        """Draw the seeds of the workers' generators, unless `env_options` has a seed.
-
-        The draw changes NumPy's global state, so it comes before a checkpoint's states are restored.
+        """Draw the seeds of the workers' generators, unless `env_options` has a seed. The draw changes NumPy's global
+        state, so it comes before a checkpoint's states are restored.
         """
         if "seed" not in self.env_options and accepts(env_kind(self.finite_env_type), "seed"):
             self._worker_seeds = WorkerSeeds.draw()

@@ -63,10 +63,7 @@ def _report_nothing(done: int, total: int, **counts: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The facts about the current iteration that a vessel needs.
-
-    The defaults are for a vessel without a trainer.
-    """
+    """The facts about the current iteration that a vessel needs. The defaults are for a vessel without a trainer."""
 
     number: int = 0
     """The number of finished iterations."""
@@ -123,9 +120,8 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
         self._trainer = weakref.ref(trainer)
 
     def require_stage(self, stage: Stage) -> None:
-        """Raise ConfigError unless the vessel can run this stage. Called before anything has begun.
-
-        Raise SeedIteratorNotAvailable, which is a ConfigError, if the vessel has no initial states for the stage.
+        """Raise ConfigError unless the vessel can run this stage. Called before anything has begun. Raise
+        SeedIteratorNotAvailable, which is a ConfigError, if the vessel has no initial states for the stage.
         """
         seeds, run, _ = _STAGES[stage]
         if _is_method_of(TrainingVesselBase, self, seeds):
@@ -149,17 +145,11 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
                 )
 
     def train_seed_iterator(self) -> Seeds:
-        """Return the initial states of one training stage.
-
-        The base class raises SeedIteratorNotAvailable.
-        """
+        """Return the initial states of one training stage. The base class raises SeedIteratorNotAvailable."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to train on")
 
     def val_seed_iterator(self) -> Seeds:
-        """Return the initial states of one validation.
-
-        The base class raises SeedIteratorNotAvailable.
-        """
+        """Return the initial states of one validation. The base class raises SeedIteratorNotAvailable."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to validate on")
 
     def test_seed_iterator(self) -> Seeds:
@@ -310,9 +300,8 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return SeedPlan(self._few("test_initial_states", self.test_initial_states))
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Collect `episode_per_iter` episodes, then update the policy. Return the metrics of both.
-
-        Raise ConfigError if both have a metric of one name.
+        """Collect `episode_per_iter` episodes, then update the policy. Return the metrics of both. Raise ConfigError if
+        both have a metric of one name.
         """
         self.policy.train()
         if isinstance(self._buffer, ReplayBuffer):
@@ -386,9 +375,8 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`. A state may hold the policy alone.
-
-        Raise CheckpointError if it does not fit the policy, the initial states or the buffer.
+        """Restore a state of `state_dict`. A state may hold the policy alone. Raise CheckpointError if it does not fit
+        the policy, the initial states or the buffer.
         """
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")

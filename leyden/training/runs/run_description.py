@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from leyden._lib.arguments import arguments_of
+from leyden._lib.components import arguments_of
 from leyden.errors import HIDDEN, redact
 
 _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from leyden._lib.arguments import arguments_of
+from leyden._lib.components import arguments_of
 from leyden.algorithm import Baseline
 from leyden.cli.demo import WEIGHTS
 from leyden.errors import ConfigError

@@ -146,9 +146,8 @@ class ProcessAgent(LitAgent[Any]):
         return None
 
     def _failure(self, output: ProcessOutput) -> str | None:
-        """Return why the program counts as failed, as a phrase that follows its name; None if it did not.
-
-        An exit code alone is a failure only if the reward does not come from the exit code.
+        """Return why the program counts as failed, as a phrase that follows its name; None if it did not. An exit code
+        alone is a failure only if the reward does not come from the exit code.
         """
         if output.cause == "memory":
             return (

@@ -81,10 +81,8 @@ def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[
 
 
 def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptReports) -> dict[str, str]:
-    """Return the variables that tell a program its attempt, its files, and where to report.
-
-    TRACEPARENT makes the spans that the program sends to the OTLP endpoint children of the span that is current in the
-    caller.
+    """Return the variables that tell a program its attempt, its files, and where to report. TRACEPARENT makes the spans
+    that the program sends to the OTLP endpoint children of the span that is current in the caller.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     step = otel_trace.get_current_span().get_span_context()

@@ -152,9 +152,8 @@ class Supervisor:
     # ---- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Fork the program and poll its output. Raise NotStarted if it could not be executed.
-
-        A pipe that closes on exec carries the child's error: no bytes mean that the program runs.
+        """Fork the program and poll its output. Raise NotStarted if it could not be executed. A pipe that closes on
+        exec carries the child's error: no bytes mean that the program runs.
         """
         pipes = {name: os.pipe() for name in self._kept}
         failed_read, failed_write = os.pipe()
@@ -173,9 +172,8 @@ class Supervisor:
                 raise NotStarted(reason.decode())
 
     def _watch_runner(self) -> None:
-        """Watch for the runner's death: the end of standard input, and on Linux its pidfd.
-
-        A forked child of the runner may hold the other end of standard input open, so its end alone is no proof.
+        """Watch for the runner's death: the end of standard input, and on Linux its pidfd. A forked child of the runner
+        may hold the other end of standard input open, so its end alone is no proof.
         """
         self._poll.register(0, select.POLLIN)
         if not _LINUX:
@@ -224,9 +222,8 @@ class Supervisor:
         return bool(data)
 
     def _read_rest(self, fd: int) -> None:
-        """Read the rest of a pipe after the program's end.
-
-        At most 64 reads, which is more than a pipe holds: a process that could not be killed may write for ever.
+        """Read the rest of a pipe after the program's end. At most 64 reads, which is more than a pipe holds: a process
+        that could not be killed may write for ever.
         """
         for _ in range(64):
             if not self._read(fd):
@@ -246,9 +243,8 @@ class Supervisor:
             self._childless = True
 
     def _take_due_steps(self) -> None:
-        """Run the due actions: check the memory limit, send SIGTERM to remaining processes, later SIGKILL.
-
-        Processes that together exceed the memory limit get SIGKILL at once.
+        """Run the due actions: check the memory limit, send SIGTERM to remaining processes, later SIGKILL. Processes
+        that together exceed the memory limit get SIGKILL at once.
         """
         now = time.monotonic()
         if self._kill_at is None:
@@ -273,9 +269,8 @@ class Supervisor:
     # ---- the program's processes -----------------------------------------------------------------
 
     def _processes(self) -> list[int]:
-        """Return the ids of all descendants. An orphaned one is a child of this process.
-
-        Without Linux: the program alone, while it runs.
+        """Return the ids of all descendants. An orphaned one is a child of this process. Without Linux: the program
+        alone, while it runs.
         """
         if not _LINUX:
             return [self._pid] if self._status is None else []
