@@ -119,7 +119,7 @@ async def test_a_server_that_stays_away_is_an_error_after_the_stated_time(own_se
         started = time.monotonic()
         with pytest.raises(StoreError, match=r"did not answer for 0.5 s.*check that the server runs") as raised:
             await store.enqueue_rollout(2)
-        assert 0.5 <= time.monotonic() - started < 5
+        assert 0.5 <= time.monotonic() - started < 20
         assert "secret" not in str(raised.value)
         with pytest.raises(StoreError, match=own_server.url.partition("?")[0]):
             await store.query_rollouts()
@@ -135,7 +135,7 @@ async def test_a_store_closes_while_its_server_is_away(own_server: PostgresServe
     await asyncio.sleep(0.1)
     started = time.monotonic()
     await store.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     with pytest.raises(StoreError, match="being closed"):
         await waiting
 
@@ -146,7 +146,7 @@ async def test_a_server_that_is_not_there_is_an_error_after_the_stated_time(
     started = time.monotonic()
     with pytest.raises(StoreError, match=r"postgresql://u@/d\?.*did not answer for 0.5 s; .*No such file") as raised:
         PostgresLightningStore(f"postgresql://u:secret@/d?host={tmp_path}", patience_seconds=0.5)
-    assert 0.5 <= time.monotonic() - started < 5
+    assert 0.5 <= time.monotonic() - started < 20
     assert "secret" not in str(raised.value)
     assert len(caplog.messages) == 1
     assert "does not answer yet" in caplog.text
@@ -156,7 +156,7 @@ async def test_a_server_that_lets_nobody_in_is_an_error_at_once(own_server: Post
     started = time.monotonic()
     with pytest.raises(StoreError, match="no_such_user"):
         PostgresLightningStore(own_server.url.replace("postgres@", "no_such_user@"))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 async def test_a_store_that_is_opened_while_its_server_starts_waits_for_it(own_server: PostgresServer) -> None:
@@ -364,7 +364,7 @@ async def test_waiters_hear_of_what_was_committed_while_the_listener_was_away(po
             await asyncio.to_thread(terminate, postgres_url)
             await theirs.update_attempt(rollout.rollout_id, "latest", status="succeeded")
             queued = await theirs.enqueue_rollout(2)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 assert [found.rollout_id for found in await finished] == [rollout.rollout_id]
                 found = await claim
                 heard = await news

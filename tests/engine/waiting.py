@@ -16,6 +16,6 @@ async def until_sampling(backend: PolicyBackend, n_tokens: int = 1) -> None:
 
 async def until_idle(backend: PolicyBackend) -> None:
     """Return when no row is being decoded."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while (await backend.statistics()).extra["rows"]:  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -124,7 +124,7 @@ async def test_calls_under_way_when_the_gateway_stops_are_answered_and_recorded(
     caplog.set_level(logging.WARNING)
     async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
         caller = await new_caller(proxy, store)
-        upstream.misbehave(Misbehaviour(delay_seconds=30), Misbehaviour(chunk_delay_seconds=1.0))
+        upstream.misbehave(Misbehaviour(delay_seconds=60), Misbehaviour(chunk_delay_seconds=10.0))
 
         async def read_stream() -> None:
             async for _ in await caller.client.chat.completions.create(
@@ -137,7 +137,7 @@ async def test_calls_under_way_when_the_gateway_stops_are_answered_and_recorded(
             await until(lambda: len(upstream.requests) == 1)
             streamed = asyncio.create_task(read_stream())
             await until(lambda: len(upstream.requests) == 2)
-            async with asyncio.timeout(4):
+            async with asyncio.timeout(20):
                 await proxy.stop()
             for call in (whole, streamed):
                 with pytest.raises(openai.APIError, match="stopped"):
@@ -282,7 +282,7 @@ def test_what_is_no_store_is_refused_at_once() -> None:
 
 async def test_a_client_that_never_finishes_its_request_is_cut_off(store: InMemoryLightningStore) -> None:
     limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
-    async with LLMProxy(store=store, connection_limits=limits) as proxy, asyncio.timeout(5):
+    async with LLMProxy(store=store, connection_limits=limits) as proxy, asyncio.timeout(20):
         port = int(proxy.endpoint.removesuffix("/v1").rpartition(":")[2])
         path = b"POST /rollout/ro/attempt/at/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
         for sent, said in {path: b"", path + b"Content-Length: 9\r\n\r\n{": b"HTTP/1.1 408 "}.items():

@@ -187,14 +187,14 @@ def test_an_item_that_cannot_be_read_raises_where_it_is_asked_for_and_is_not_los
 
 
 def test_waiting_for_an_item_ends_with_the_time_out_and_says_what_is_read() -> None:
-    with DataQueue(Slow(2, seconds=30), producer_num_workers=1, timeout_seconds=0.1, shuffle=False) as queue:
+    with DataQueue(Slow(2, seconds=60), producer_num_workers=1, timeout_seconds=0.1, shuffle=False) as queue:
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"reading items \[0"):
             queue.get()
         with pytest.raises(TimeoutError):
             queue.get(block=False)
-        assert time.monotonic() - began < 5
-    assert time.monotonic() - began < 10  # a read that hangs does not keep the queue from closing
+        assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40  # a read that hangs does not keep the queue from closing
 
 
 def test_items_that_are_put_come_first_and_the_end_is_marked() -> None:

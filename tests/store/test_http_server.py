@@ -377,7 +377,7 @@ async def test_a_request_with_two_hosts_is_refused(opened: LightningStore) -> No
 async def test_a_client_that_never_finishes_its_request_is_cut_off(opened: LightningStore) -> None:
     limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
     head = f"POST {API}/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    async with LightningStoreServer(opened, connection_limits=limits) as server, asyncio.timeout(5):
+    async with LightningStoreServer(opened, connection_limits=limits) as server, asyncio.timeout(20):
         for sent, said in {head: b"", f"{head}Content-Length: 9\r\n\r\n{{": b"HTTP/1.1 408 "}.items():
             reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
             writer.write(sent.encode())

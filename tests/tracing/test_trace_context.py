@@ -46,7 +46,7 @@ def attempt_of(tracer: Tracer, store: LightningStore, rollout: AttemptedRollout)
 
 async def arrives(store: LightningStore, rollout: AttemptedRollout) -> None:
     """Returns when the rollout has a span."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not await names(store, rollout):  # noqa: ASYNC110 -- the test looks on from outside
             await asyncio.sleep(0.01)
 

@@ -24,8 +24,8 @@ from leyden.testing import FakeUpstream
 
 openai = pytest.importorskip("openai")
 
-SOON = 2.0
-"""Seconds; it takes less than one on a machine that is not busy."""
+SOON = 15.0
+"""Seconds, of the sixty that an agent sleeps; less than one on an idle machine."""
 
 
 @pytest.fixture
