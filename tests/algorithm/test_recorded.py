@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("openai")
 
+from safetensors.torch import load_file  # noqa: E402
+
 import leyden as ly  # noqa: E402
 from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
     PreferencePair,
@@ -19,6 +21,7 @@ from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
     best_of_groups,
     pairs_of_groups,
 )
+from leyden.cli.demo import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, NoTrainingData  # noqa: E402
 from leyden.objectives.losses import PPOLoss  # noqa: E402
 from leyden.training.runs import open_run  # noqa: E402
@@ -243,3 +246,86 @@ def test_other_terms_of_the_loss_train_the_policy_even_if_all_rewards_are_equal(
         algorithm = ly.PPO(backend(value_head=True), **size)
     ly.Trainer(algorithm=algorithm, store="memory").fit(agent, [0])
     assert rows.train[0]["optimizer_steps"] > 0
+
+
+# ---- imitation as the first steps of another algorithm ------------------------------------------
+
+
+def imitating(rows: Rows, **options: Any) -> ly.GRPO:
+    policy = options.pop("backend", None) or backend()
+    defaults = {"tasks_per_step": 4, "rollouts_per_task": 8, "max_tokens": 4, "warmup_steps": 0}
+    return ly.GRPO(policy, writers=[rows], optim=ly.OptimParams(learning_rate=1e-3), **(defaults | options))
+
+
+def test_the_first_steps_imitate_successes_as_sft_does_and_the_others_compare(tmp_path: Path) -> None:
+    rows = Rows()
+    algorithm = imitating(rows, sft_steps=1, n_steps=1)
+    ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "first", concurrency=32).fit(says_four, list(range(4)))
+    (row,) = rows.train
+    assert row["imitated"] == round(32 * row["reward"]) > 0
+    same = ly.SFT(
+        backend(),
+        source=tmp_path / "first",
+        select="all",
+        min_reward=1.0,
+        items_per_step=row["imitated"],
+        n_steps=1,
+        warmup_steps=0,
+        optim=ly.OptimParams(learning_rate=1e-3),
+    )
+    ly.Trainer(algorithm=same, run_dir=tmp_path / "same").fit(says_four, None)
+    given, *made = (
+        load_file(folder / "model.safetensors")
+        for folder in (Path(WEIGHTS), tmp_path / "first" / "model", tmp_path / "same" / "model")
+    )
+    assert any(not torch.equal(made[0][name], given[name]) for name in made[0])
+    for name, weight in made[0].items():
+        torch.testing.assert_close(weight, made[1][name], rtol=0, atol=1e-5)
+
+    algorithm = imitating(rows := Rows(), sft_steps=1, n_steps=3)
+    ly.Trainer(algorithm=algorithm, store="memory", concurrency=32).fit(says_four, list(range(4)))
+    assert [("imitated" in row, "cross_entropy" in row, "kl" in row) for row in rows.train] == [
+        (True, True, False),
+        (False, False, True),
+        (False, False, True),
+    ]
+    assert [row["policy_version"] for row in rows.train] == [1, 2, 3]
+
+
+def test_groups_of_equal_successes_are_imitated_and_a_step_without_success_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reward = 0.6
+
+    @ly.llm_rollout
+    async def equal(task: int, llm: ly.LLM) -> float:
+        await ask(llm)
+        return reward
+
+    for limit, imitated in ((0.6, 32), (0.7, 0)):
+        rows = Rows()
+        algorithm = imitating(rows, sft_steps=3, n_steps=3, success_reward=limit)
+        ly.Trainer(algorithm=algorithm, store="memory", concurrency=32).fit(equal, [1])
+        assert rows.column("imitated") == [imitated] * 3
+        assert rows.column("optimizer_steps") == [bool(imitated)] * 3
+        warned = [message for message in caplog.messages if "nothing to learn" in message]
+        assert len(warned) == (not imitated)
+
+
+def test_dynamic_sampling_replaces_groups_without_success_while_it_imitates() -> None:
+    @ly.llm_rollout
+    async def solves_odd_tasks(task: int, llm: ly.LLM) -> float:
+        await ask(llm)
+        return float(task % 2)
+
+    for tasks, groups, imitated in (([1, 3, 5, 7], 2, 16), ([0, 2, 4, 6], 4, 0)):
+        rows = Rows()
+        algorithm = imitating(rows, sft_steps=1, n_steps=1, tasks_per_step=2, max_groups_per_step=4)
+        ly.Trainer(algorithm=algorithm, store="memory", concurrency=32).fit(solves_odd_tasks, tasks)
+        assert [(row["groups"], row["imitated"]) for row in rows.train] == [(groups, imitated)]
+
+
+@pytest.mark.parametrize(("steps", "message"), [(-1, "sft_steps is -1"), (4, "sft_steps is 4 and n_steps is 3; .*")])
+def test_a_number_of_imitating_steps_that_cannot_be_is_refused(steps: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        imitating(Rows(), sft_steps=steps, n_steps=3)

@@ -3,7 +3,8 @@
 `groups.jsonl` has a line for each step that was begun: its number and the groups that it took. The words: `resume` a run. With
 `forget` the store keeps nothing that it may forget, all the time. With `fail` the algorithm raises in its fourth step, twice,
 and is restarted. With `ahead` the rollouts of the next step run while the policy is trained. With `hosted` the gateway works in
-the engine's process. With `slow` a second passes between the rollouts of a step and its training.
+the engine's process. With `imitate` the first two steps imitate successes. With `slow` a second passes between the rollouts of
+a step and its training.
 """
 
 from __future__ import annotations
@@ -46,7 +47,16 @@ class Failing(ly.PolicyGradient):
 
 
 def main(
-    directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool, ahead: bool, hosted: bool, slow: bool
+    directory: Path,
+    n_steps: int,
+    *,
+    resume: bool,
+    forget: bool,
+    fail: bool,
+    ahead: bool,
+    hosted: bool,
+    imitate: bool,
+    slow: bool,
 ) -> None:
     algorithm = Failing(
         ly.IsolatedBackend(WEIGHTS, deterministic=True, device="cpu", seed=7, max_length=128),
@@ -59,6 +69,7 @@ def main(
         max_tokens=6,
         seed=7,
         max_staleness=int(ahead),
+        sft_steps=2 if imitate else 0,
         writers=[CsvWriter(directory / "metrics.csv")],
     )
     algorithm.failures = 2 if fail else 0
@@ -78,5 +89,5 @@ def main(
 
 
 if __name__ == "__main__":
-    words = ("resume", "forget", "fail", "ahead", "hosted", "slow")
+    words = ("resume", "forget", "fail", "ahead", "hosted", "imitate", "slow")
     main(Path(sys.argv[1]), int(sys.argv[2]), **{word: word in sys.argv[3:] for word in words})

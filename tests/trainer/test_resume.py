@@ -161,6 +161,22 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
     assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
 
 
+@SEEDS
+@pytest.mark.timeout(300)
+def test_a_run_that_imitates_at_first_is_killed_in_both_phases_and_resumes_to_the_same_weights(
+    tmp_path: Path, seed: int
+) -> None:
+    for name in ("whole", "killed"):
+        prepare(tmp_path / name)
+    finish(start(tmp_path / "whole", "resume", "imitate"))
+    finish_after_kills(tmp_path / "killed", seed, "imitate")  # in the second step and in the third
+    imitated = [row["imitated"] for row in rows(tmp_path / "killed")]
+    assert all(float(count) > 0 for count in imitated[:2]) and imitated[2:] == ["", "", ""]
+    assert_same_result(tmp_path / "killed", tmp_path / "whole")
+    assert len(attempts(tmp_path / "killed")) == N_STEPS * ROLLOUTS
+    assert set(attempts(tmp_path / "killed").values()) == {1}, "a rollout was done twice"
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("gateway", ["thread", "hosted"])

@@ -32,17 +32,19 @@ from leyden.algorithm.policy_gradient.signal import SignalWatch
 from leyden.algorithm.policy_gradient.step_data import (
     Group,
     StepData,
+    StepRollout,
     Weighting,
     build_step,
     check_weighting,
     epoch_place,
     has_signal,
     minibatches,
+    successes,
 )
 from leyden.engine.policy_backend import OptimParams, PolicyBackend
 from leyden.errors import CheckpointError, ConfigError, NoTrainingData
 from leyden.objectives.advantages import Advantages, find_estimator, make_advantages
-from leyden.objectives.losses import KL_ESTIMATORS, Loss, PolicyLoss, ValueLoss, find_loss, make_loss
+from leyden.objectives.losses import KL_ESTIMATORS, CrossEntropyLoss, Loss, PolicyLoss, ValueLoss, find_loss, make_loss
 from leyden.types import EnqueueRolloutRequest, TrainingSequence, semconv
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ _FEW_MERGED = 0.9
 """If a smaller share of turns is merged, a warning explains one that is not."""
 _MANY_DIVERGED = 0.1
 """If a larger share of forks leaves the record, a warning explains one of them."""
+_IMITATION = CrossEntropyLoss()
+"""The loss of the steps that imitate successes (`sft_steps`)."""
 _COLLECTION_FILE = "collection.json"
 """The file of a checkpoint that lists the groups under way."""
 
@@ -80,6 +84,9 @@ class PolicyGradient(PolicyAlgorithm):
     backend: the policy.
     tasks_per_step: the number of groups in a step.
     rollouts_per_task: the number of rollouts in a group. All rollouts of a group have one task.
+    sft_steps: the first steps imitate successes in place of comparing: they maximise the likelihood of the step's
+        rollouts with at least `success_reward` (RAFT, arXiv:2304.06767, section 3), with the same minibatches and
+        epochs. The later steps go on with the weights and the optimizer.
     minibatch_size: about how many rollouts each optimizer step uses. None: all rollouts of the step.
     epochs: passes over the step's rollouts.
     advantages: estimator of the advantages, by name (`leyden.objectives.ESTIMATORS`) or constants
@@ -110,6 +117,7 @@ class PolicyGradient(PolicyAlgorithm):
         *,
         tasks_per_step: int = 8,
         rollouts_per_task: int = 16,
+        sft_steps: int = 0,
         minibatch_size: int | None = None,
         epochs: int = 1,
         advantages: Advantages | str = "grpo",
@@ -132,6 +140,7 @@ class PolicyGradient(PolicyAlgorithm):
             check_number(name, count, at_least=1, whole=True)
         check_number("minibatch_size", minibatch_size, at_least=1, whole=True, or_none="all rollouts of the step")
         check_number("max_staleness", max_staleness, at_least=0, whole=True)
+        check_number("sft_steps", sft_steps, at_least=0, whole=True)
         check_number(
             "max_groups_per_step", max_groups_per_step, at_least=tasks_per_step, whole=True, or_none="no further groups"
         )
@@ -149,6 +158,14 @@ class PolicyGradient(PolicyAlgorithm):
         find_estimator(self.advantages)  # refuses anything but constants
         super().__init__(backend, **options)
         self.backend.check_loss(self.loss)
+        if sft_steps > self.max_iters:
+            raise ConfigError(
+                f"sft_steps is {sft_steps} and n_steps is {self.max_iters}; n_steps counts all steps, those that imitate "
+                "included"
+            )
+        if sft_steps:
+            self.backend.check_loss(_IMITATION)
+        self.sft_steps = sft_steps
         if rollouts_per_task < self.advantages.min_group:
             raise ConfigError(
                 f"rollouts_per_task is {rollouts_per_task}; a group needs at least {self.advantages.min_group} to compare"
@@ -222,17 +239,19 @@ class PolicyGradient(PolicyAlgorithm):
         self._warn_of_split_turns(counts)
         self._warn_of_forks(collected.forks)
         data = build_step(collected.groups, self.advantages, keep_flat=self._has_other_terms or self.kl_in_reward > 0)
+        imitates = iteration < self.sft_steps
+        imitated = successes(collected.groups, self.success_reward) if imitates else []
         self._warn(
             self._watch.look(
                 iteration + 1,
                 rewards=counts.rewards,
-                flat=0 < data.flat_groups == len(collected.groups) - data.small_groups,
+                flat=not imitated and 0 < data.flat_groups == len(collected.groups) - data.small_groups,
                 n_groups=data.flat_groups,
                 answers=counts.answers,
                 kl=self._newest_kl,
             )
         )
-        updated = await self._update(iteration, data)
+        updated = await (self._imitate(iteration, imitated) if imitates else self._update(iteration, data))
         kl = updated.get("kl")
         self._newest_kl = kl if isinstance(kl, float) else None
         return {
@@ -390,7 +409,7 @@ class PolicyGradient(PolicyAlgorithm):
                 add_returns(group, forks, collected.forks, failed_reward=self.failed_reward)
                 collected.groups.append(group)
                 collected.staleness.append(iteration - taken.step)
-                n_signal += has_signal(group, self.advantages)
+                n_signal += self._teaches(group, iteration)
         return collected
 
     async def _give_up_waiting(self, iteration: int) -> int:
@@ -454,7 +473,7 @@ class PolicyGradient(PolicyAlgorithm):
         ]
 
     def _forks_of(self, collected: CollectedGroup) -> list[EnqueueRolloutRequest]:
-        if not self.advantages.forks_per_call:
+        if not self.advantages.forks_per_call or collected.step < self.sft_steps:
             return []
         group = self._read(collected.results, RolloutCounts(), self._reader())
         results = [result for result in collected.results if result is not None]
@@ -481,7 +500,19 @@ class PolicyGradient(PolicyAlgorithm):
         read = [reader.read(result, counts) for result in results]
         return Group([rollout for rollout in read if rollout is not None], baseline)
 
+    def _teaches(self, group: Group, iteration: int) -> bool:
+        if iteration < self.sft_steps:
+            return bool(successes([group], self.success_reward))
+        return has_signal(group, self.advantages)
+
     # ---- the gradient ----------------------------------------------------------------------------
+
+    async def _imitate(self, iteration: int, rollouts: Sequence[StepRollout]) -> Metrics:
+        """Make the optimizer steps of an iteration that raises the likelihood of its successes; none without one."""
+        if not rollouts:
+            return {"imitated": 0, "optimizer_steps": 0, "policy_version": self.backend.policy_version}
+        metrics = await self._optimise(self._minibatches(rollouts, iteration), _IMITATION, iteration)
+        return {"imitated": len(rollouts), **metrics}
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
         """Make the optimizer steps of one iteration (`epochs` passes over its minibatches), publish the weights, and
@@ -508,13 +539,13 @@ class PolicyGradient(PolicyAlgorithm):
         # would limit that, because the objective is 0 for every ratio.
         has_signal = any(map(any, (rollout.advantages for rollout in data.trained)))
         metrics = (
-            await self._optimise(self._minibatches(data, iteration), self.loss, iteration)
+            await self._optimise(self._minibatches(data.trained, iteration), self.loss, iteration)
             if has_signal or self._has_other_terms or self.loss.uses_values
             else unchanged
         )
         critic_losses: list[float] = []
         if (critic := self._own_critic) is not None:
-            for batch in self._minibatches(data, iteration):
+            for batch in self._minibatches(data.trained, iteration):
                 critic_losses.append((await critic.forward_backward(batch, ValueLoss())).loss)
                 await critic.optim_step(self._scaled(self.critic_optim, iteration))
         seconds = time.perf_counter() - trained
@@ -526,9 +557,9 @@ class PolicyGradient(PolicyAlgorithm):
             "prepare_seconds": trained - started,
         }
 
-    def _minibatches(self, data: StepData, iteration: int) -> Iterator[list[TrainingSequence]]:
+    def _minibatches(self, rollouts: Sequence[StepRollout], iteration: int) -> Iterator[list[TrainingSequence]]:
         size, weighting = self.minibatch_size, self.weighting
         for epoch in range(self.epochs):
             yield from minibatches(
-                data.trained, size=size, seed=self.seed, step=iteration, epoch=epoch, weighting=weighting
+                rollouts, size=size, seed=self.seed, step=iteration, epoch=epoch, weighting=weighting
             )

@@ -166,6 +166,16 @@ def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bo
     return step
 
 
+def successes(groups: Sequence[Group], success_reward: float) -> list[StepRollout]:
+    """Return the rollouts that can be trained on and have at least `success_reward`, for a step that imitates them."""
+    return [
+        StepRollout.of(rollout, group=number)
+        for number, group in enumerate(groups)
+        for rollout in group.rollouts
+        if rollout.trajectories and rollout.reward >= success_reward
+    ]
+
+
 # ---- advantages ----------------------------------------------------------------------------------
 
 
