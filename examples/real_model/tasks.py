@@ -1,0 +1,95 @@
+"""The tasks: requests that one of three tools answers. The held-out ones have other words and other cities.
+
+A task is `{"request": ..., "tool": ..., "city": ...}`. For tools of your own, change `TOOLS`, the requests and
+`agent.SHOTS`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+Task = dict[str, str]
+
+TOOLS: Mapping[str, Callable[[str], str]] = {
+    "weather": lambda city: f"It is sunny in {city}.",
+    "time": lambda city: f"It is ten past nine in {city}.",
+    "route": lambda city: f"Take the night train to {city}.",
+}
+
+TRAIN_REQUESTS = {
+    "weather": [
+        "Do I need an umbrella in {}?",
+        "How warm is it in {} today?",
+        "Will it snow in {} tomorrow?",
+        "Is it raining in {}?",
+    ],
+    "time": [
+        "How late is it in {}?",
+        "Is it past noon in {}?",
+        "Are people in {} still asleep?",
+        "What does the clock say in {}?",
+    ],
+    "route": [
+        "How do I get to {}?",
+        "Which train goes to {}?",
+        "What is the fastest way to {}?",
+        "How many hours does it take to drive to {}?",
+    ],
+}
+TRAIN_CITIES = ["Tokyo", "Rome", "Cairo", "Delhi", "Oslo", "Quito", "Berlin", "Vienna"]
+
+HELD_OUT_REQUESTS = {
+    "weather": [
+        "Should I pack a raincoat for {}?",
+        "Is there a storm over {}?",
+        "What is the temperature in {}?",
+        "Do they have fog in {} this morning?",
+        "Can I have a picnic outdoors in {} on Sunday?",
+        "How strong is the wind in {}?",
+        "Are there clouds above {}?",
+    ],
+    "time": [
+        "Has the day begun in {}?",
+        "Is it already midnight in {}?",
+        "Is it too early to call a friend in {}?",
+        "Which hour is it in {} now?",
+        "Are the shops in {} already closed for the night?",
+        "Is it morning or evening in {}?",
+    ],
+    "route": [
+        "Can you lead me to {}?",
+        "Where do I change trains on the way to {}?",
+        "How many kilometres are there from here to {}?",
+        "Is there a direct flight to {}?",
+        "I want to cycle to {}. Which roads are best?",
+        "What does a bus ticket to {} cost?",
+        "How can I travel to {} without a car?",
+    ],
+}
+HELD_OUT_CITIES = [
+    "Athens", "Dublin", "Boston", "Seoul", "Lisbon", "Warsaw", "Nairobi", "Chicago", "Munich", "Havana",
+    "Sydney", "Toronto", "Prague", "Bangkok", "Geneva", "Kyoto", "Mumbai", "Denver", "Zurich", "Lagos",
+]  # fmt: skip
+
+
+def train_tasks() -> list[Task]:
+    """Return the 48 tasks to train on: each request with four of the cities."""
+    return _tasks(TRAIN_REQUESTS, TRAIN_CITIES, n_cities=4, seed=0)
+
+
+def held_out_tasks() -> list[Task]:
+    """Return 100 tasks that share no request and no city with the others: each request with five of the cities."""
+    return _tasks(HELD_OUT_REQUESTS, HELD_OUT_CITIES, n_cities=5, seed=1)
+
+
+def _tasks(requests: Mapping[str, Sequence[str]], cities: Sequence[str], *, n_cities: int, seed: int) -> list[Task]:
+    rng = random.Random(seed)
+    tasks = [
+        {"request": request.format(city), "tool": tool, "city": city}
+        for tool in requests
+        for request in requests[tool]
+        for city in rng.sample(cities, n_cities)
+    ]
+    rng.shuffle(tasks)
+    return tasks

@@ -1,0 +1,73 @@
+"""The example of a real model: what its tasks are, and its program from start to end with a tiny model."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from leyden.training.runs import open_run
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "real_model"
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.delitem(sys.modules, "tasks", raising=False)
+    import tasks  # pyright: ignore[reportMissingImports] -- the example's folder is on the path above
+
+    monkeypatch.delitem(sys.modules, "tasks")
+    return tasks
+
+
+def words(requests: Mapping[str, list[str]]) -> set[str]:
+    return {request for several in requests.values() for request in several}
+
+
+def test_held_out_requests_have_other_words_and_other_cities(tasks: ModuleType) -> None:
+    train, held_out = tasks.train_tasks(), tasks.held_out_tasks()
+    assert (len(train), len(held_out)) == (48, 100)
+    assert len({task["request"] for task in (*train, *held_out)}) == 148
+    assert not words(tasks.TRAIN_REQUESTS) & words(tasks.HELD_OUT_REQUESTS)
+    assert not {task["city"] for task in train} & {task["city"] for task in held_out}
+    assert {task["tool"] for task in (*train, *held_out)} == set(tasks.TOOLS)
+
+
+def test_no_constant_answer_solves_many_held_out_requests(tasks: ModuleType) -> None:
+    held_out = tasks.held_out_tasks()
+    calls = [(task["tool"], task["city"]) for task in held_out]
+    assert max(calls.count(call) for call in calls) == 5
+    assert max(sum(task["tool"] == tool for task in held_out) for tool in tasks.TOOLS) == 35
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_program_trains_measures_and_continues(tmp_path: Path) -> None:
+    """A tiny model knows no request, so nothing is learned here. Numbers with a real one stand on the example's page."""
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    from leyden.cli.demo import WEIGHTS
+
+    def train(*arguments: object) -> str:
+        command = [sys.executable, str(EXAMPLE / "train.py"), str(WEIGHTS), *map(str, arguments)]
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "held-out requests solved: 0% before, 0% after" in train(
+        "--steps", 2, "--sft-steps", 1, "--run-dir", tmp_path / "run"
+    )
+    assert [row.metrics["rollouts"] for row in open_run(tmp_path / "run").metrics("val")] == [100, 100]
+    train("--steps", 3, "--sft-steps", 1, "--resume", tmp_path / "run")
+    rows = open_run(tmp_path / "run").metrics("train")
+    assert [row.iteration for row in rows] == [1, 2, 3]
+    assert ["imitated" in row.metrics for row in rows] == [True, False, False]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())
