@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from leyden.engine.forward.graph import FixedSteps
 from leyden.engine.forward.model_forward import ModelForward
 from leyden.engine.memory import free_cached_memory, is_out_of_memory
 from leyden.engine.policy_backend import EngineStatistics
@@ -130,7 +131,7 @@ class PendingGenerations:
 
 
 @dataclass(slots=True, eq=False)
-class _DecodingRow:
+class DecodingRow:
     """A request in the batch."""
 
     generation: Generation
@@ -140,12 +141,25 @@ class _DecodingRow:
     """The token ids of the prompt and of the response so far."""
     cached: int
     """How many of them the cache holds."""
-    uniform: Callable[[], float]
+    random: Callable[[], float]
     """Returns the next random number of its generator, in [0, 1)."""
+    peeked: float | None = None
+    """A number that was taken from the generator, and not used yet."""
 
     @property
     def n_new(self) -> int:
         return len(self.tokens) - self.cached
+
+    def peek(self) -> float:
+        """Return the random number of the next token, and keep it."""
+        if self.peeked is None:
+            self.peeked = self.random()
+        return self.peeked
+
+    def uniform(self) -> float:
+        """Return the random number of the next token, and go on to that of the token after it."""
+        number, self.peeked = self.peek(), None
+        return number
 
 
 class Decoder:
@@ -159,6 +173,7 @@ class Decoder:
     threads: torch's threads for decoding; None: torch's default.
     min_copied: the number of first tokens that two prompts must have in common so that they are computed once and
         copied; None: never.
+    fixed: takes the steps in which every row has one new token and no constraint; None: none.
     """
 
     def __init__(
@@ -171,8 +186,10 @@ class Decoder:
         seed: int,
         threads: int | None,
         min_copied: int | None = None,
+        fixed: FixedSteps | None = None,
     ) -> None:
         self._forward = forward
+        self._fixed = fixed
         self._max_batch_rows = 1 if deterministic else max_batch_rows
         self._max_prefill_tokens = max_prefill_tokens
         self._lowered = False
@@ -194,7 +211,7 @@ class Decoder:
         self._stopping = False
         self._waiting: deque[Generation] = deque()
         """Requests that wait for a place in the batch."""
-        self._rows: list[_DecodingRow] = []
+        self._rows: list[DecodingRow] = []
         """The requests in the batch."""
         self._counts: defaultdict[str, Any] = defaultdict(int)
         """The counters of `EngineStatistics`, by name."""
@@ -248,6 +265,8 @@ class Decoder:
         Call it in a chore of `between_steps`.
         """
         self._slots.drop()
+        if self._fixed is not None:
+            self._fixed.discard()
         for row in self._rows:
             row.cached = 0
 
@@ -319,7 +338,7 @@ class Decoder:
             if place.copy_from is not None:
                 self._forward.copy_row(place.copy_from, place.row, place.n_cached)
             uniform = self.random.random if generation.seed is None else random.Random(generation.seed).random
-            self._rows.append(_DecodingRow(generation, place.row, list(generation.prompt_ids), place.n_cached, uniform))
+            self._rows.append(DecodingRow(generation, place.row, list(generation.prompt_ids), place.n_cached, uniform))
             self._counts["requests"] += 1
             self._counts["prompt_tokens"] += len(generation.prompt_ids)
             budget -= len(generation.prompt_ids) - place.n_cached
@@ -332,15 +351,20 @@ class Decoder:
         if not rows:
             return
         try:
-            logits_BV = self._logits()
-            if not rows:
-                return
-            for index, row in enumerate(rows):
-                if row in forbidden:
-                    forbidden_V = forbidden[row].to(logits_BV.device)
-                    # The tokenizer may have more tokens than the model's logits.
-                    logits_BV[index].masked_fill_(forbidden_V[: logits_BV.shape[1]], -math.inf)
-            tokens, logprobs = self._drawn(logits_BV)
+            drawn = None
+            if self._fixed is not None and not forbidden:
+                drawn = self._fixed.step(rows, ahead=not (self._waiting or self._arrived or self._chores))
+            if drawn is None:
+                logits_BV = self._logits()
+                if not rows:
+                    return
+                for index, row in enumerate(rows):
+                    if row in forbidden:
+                        forbidden_V = forbidden[row].to(logits_BV.device)
+                        # The tokenizer may have more tokens than the model's logits.
+                        logits_BV[index].masked_fill_(forbidden_V[: logits_BV.shape[1]], -math.inf)
+                drawn = self._drawn(logits_BV)
+            tokens, logprobs = drawn
             # A sum is not finite if one of its terms is not.
             if not math.isfinite(sum(logprobs)):
                 raise EngineError(
@@ -447,7 +471,7 @@ class Decoder:
             n_prompts += 1
         return [sorted(group) for group in groups]
 
-    def _attempt(self, rows: Sequence[_DecodingRow]) -> tuple[Tensor | None, str]:
+    def _attempt(self, rows: Sequence[DecodingRow]) -> tuple[Tensor | None, str]:
         """Return the logits of rows, and an empty text; None and the message of the allocation that failed if they do
         not fit into memory.
         """
@@ -480,12 +504,12 @@ class Decoder:
                 before,
             )
 
-    def _forbidden(self) -> dict[_DecodingRow, Tensor]:
+    def _forbidden(self) -> dict[DecodingRow, Tensor]:
         """Return for each row with a constraint a mask (V,) of the tokens that may not come next.
 
         A row whose constraint fails is removed, and its request fails.
         """
-        found: dict[_DecodingRow, Tensor] = {}
+        found: dict[DecodingRow, Tensor] = {}
         for row in list(self._rows):
             if (constraint := row.generation.constraint) is None:
                 continue
@@ -502,7 +526,7 @@ class Decoder:
         tokens, logprobs: one for each row, in the order of `_rows`.
         """
         to_notify: list[Generation] = []
-        staying: list[_DecodingRow] = []
+        staying: list[DecodingRow] = []
         if self._forward.caches:
             self._slots.computed()
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
@@ -528,7 +552,7 @@ class Decoder:
         self._rows = staying
         _notify_waiting(to_notify)
 
-    def _leave(self, row: _DecodingRow) -> None:
+    def _leave(self, row: DecodingRow) -> None:
         self._rows.remove(row)
         self._slots.release(row.slot)
 

@@ -95,6 +95,7 @@ class EmbeddedBackend(PolicyBackend):
         value_head: bool = False,
         gradient_checkpointing: bool = False,
         offload: bool = False,
+        cuda_graphs: bool = False,
         deterministic: bool = False,
         seed: int = 0,
         threads: Threads = "auto",
@@ -130,6 +131,10 @@ class EmbeddedBackend(PolicyBackend):
             takes a third more time, and memory that hardly grows with the number of layers.
         offload: keep the optimizer's moments, and its float32 copies of narrower weights, in the CPU's memory between
             two steps. The weights stay, because sampling reads them. It does nothing on a CPU.
+        cuda_graphs: decode with a GPU's graphs: one call starts a whole step, and the next step starts before the
+            tokens of this one have arrived. For models of the Llama layout, Qwen and Gemma 3. Steps with new prompts,
+            or with tools or schemas that limit tokens, run as without it. A CPU runs such steps without graphs, slower
+            than without the option.
         deterministic: make a response depend only on weights, prompt and seed. Requests are then decoded one by one,
             and each must have a seed. Without it, other rows in the batch change the last bits of a probability, so a
             seed gives equal responses only up to rounding.
@@ -156,8 +161,12 @@ class EmbeddedBackend(PolicyBackend):
         check_number("port", port, at_least=0, at_most=65_535, whole=True)
         check_threads(threads)
         flags = ("deterministic", deterministic), ("value_head", value_head), ("offload", offload)
-        for name, flag in (*flags, ("gradient_checkpointing", gradient_checkpointing)):
+        for name, flag in (*flags, ("gradient_checkpointing", gradient_checkpointing), ("cuda_graphs", cuda_graphs)):
             check_flag(name, flag)
+        if cuda_graphs and deterministic:
+            raise ConfigError(
+                "cuda_graphs=True samples on the GPU, which deterministic=True does not; leave one of them out"
+            )
         if dtype is not None:
             check_choice("dtype", dtype, _DTYPES)
         if device is not None and re.fullmatch(r"(cpu|cuda|mps|xpu|meta)(:\d+)?", device) is None:
@@ -179,6 +188,7 @@ class EmbeddedBackend(PolicyBackend):
         self._value_head = value_head
         self._gradient_checkpointing = gradient_checkpointing
         self._offload = offload
+        self._cuda_graphs = cuda_graphs
         self._deterministic = deterministic
         self._seed = seed
         self._threads = threads
@@ -324,6 +334,7 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
+        from leyden.engine.forward.graph import fixed_steps
         from leyden.engine.forward.products import use_faster_products
         from leyden.engine.learner import TorchLearner
         from leyden.engine.running_policy import RunningPolicy
@@ -348,6 +359,9 @@ class EmbeddedBackend(PolicyBackend):
             value_head=self._value_head,
             offload=self._offload,
         )
+        fixed = None
+        if self._cuda_graphs:
+            fixed = fixed_steps(forward, max_rows=self._max_batch_rows, n_vocabulary=policy.n_vocabulary)
         decoder = Decoder(
             forward,
             max_batch_rows=self._max_batch_rows,
@@ -358,6 +372,7 @@ class EmbeddedBackend(PolicyBackend):
             min_copied=max(
                 _MIN_COPIED_TOKENS, _MIN_COPIED_WORK // sum(each.numel() for each in policy.model.parameters())
             ),
+            fixed=fixed,
         )
         options = EndpointOptions(
             model_name=self.model_name,

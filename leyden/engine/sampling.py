@@ -35,27 +35,47 @@ def draw(
     uniforms: one number in [0, 1) for each row; unused where the temperature is 0.
     """
     device = logits_BV.device
-    logits_BV = logits_BV.float()
+    divisors_B = greedy_B = top_ps_B = None
     if any(temperature not in (0.0, 1.0) for temperature in temperatures):
-        divisor = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
-        logits_BV = logits_BV / divisor[:, None]
+        divisors_B = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)
+    if 0.0 in temperatures:
+        greedy_B = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
+    if any(top_p < 1.0 for top_p in top_ps):
+        top_ps_B = torch.tensor(top_ps, device=device)
+    uniforms_B = torch.tensor(uniforms, dtype=torch.float64)
+    tokens_B, logprobs_B = draw_tensors(logits_BV, divisors_B, greedy_B, top_ps_B, uniforms_B)
+    return listed(tokens_B), listed(logprobs_B)
+
+
+def draw_tensors(
+    logits_BV: Tensor, divisors_B: Tensor | None, greedy_B: Tensor | None, top_ps_B: Tensor | None, uniforms_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what `draw` does, as tensors on the device of the logits.
+
+    divisors_B: the temperatures, 1 in place of 0; None: all are 1.
+    greedy_B: which rows take the most likely token; None: none.
+    top_ps_B: None: all are 1.
+    uniforms_B: in float64.
+    """
+    device = logits_BV.device
+    logits_BV = logits_BV.float()
+    if divisors_B is not None:
+        logits_BV = logits_BV / divisors_B[:, None]
     probabilities_BV = torch.softmax(logits_BV, dim=-1)
     chances_BV, kept_B1 = probabilities_BV, None
-    if any(top_p < 1.0 for top_p in top_ps):
-        chances_BV = _nucleus(probabilities_BV, torch.tensor(top_ps, device=device))
-        truncated = torch.tensor([top_p < 1.0 and t != 0.0 for t, top_p in zip(temperatures, top_ps, strict=True)])
-        kept_B1 = torch.where(truncated[:, None].to(device), chances_BV.sum(dim=-1, keepdim=True), 1.0)
+    if top_ps_B is not None:
+        chances_BV = _nucleus(probabilities_BV, top_ps_B)
+        whole_B = top_ps_B >= 1.0 if greedy_B is None else (top_ps_B >= 1.0) | greedy_B
+        kept_B1 = chances_BV.sum(dim=-1, keepdim=True).masked_fill(whole_B[:, None], 1.0)
     if torch.are_deterministic_algorithms_enabled():
         chances_BV = chances_BV.cpu()  # a cumulative sum on CUDA has no deterministic kernel
-    uniforms_B1 = torch.tensor(uniforms, dtype=torch.float64, device=chances_BV.device)[:, None]
-    tokens_B1 = _invert(chances_BV, uniforms_B1).to(device)
-    if 0.0 in temperatures:
-        greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
-        tokens_B1 = torch.where(greedy[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
+    tokens_B1 = _invert(chances_BV, uniforms_B[:, None].to(chances_BV.device)).to(device)
+    if greedy_B is not None:
+        tokens_B1 = torch.where(greedy_B[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
     logprobs_B1 = probabilities_BV.gather(-1, tokens_B1).log()
     if kept_B1 is not None:
         logprobs_B1 = logprobs_B1 - kept_B1.log()
-    return listed(tokens_B1[:, 0]), listed(logprobs_B1[:, 0])
+    return tokens_B1[:, 0], logprobs_B1[:, 0]
 
 
 def _invert(chances_BV: Tensor, uniforms_B1: Tensor) -> Tensor:

@@ -70,7 +70,25 @@ class LayoutForward:
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return each row's next-token logits, (B, V), from one pass over the uncached tokens of all rows."""
         self._store.reserve(max(rows), max(map(len, sequences)))
-        batch = _StepTokens.of(rows, sequences, cached, self._embed.weight, self._windows)
+        return self._decode(_StepTokens.of(rows, sequences, cached, self._embed.weight, self._windows))
+
+    def decode_fixed(self, ids_B: Tensor, positions_B: Tensor, rows_B: Tensor, length: int) -> Tensor:
+        """Return the logits (B, V) after one more token of each row, without a copy from or to the host.
+
+        length: how many positions attention reads, above every position, and reserved.
+        """
+        masks = _masks(length, positions_B, self._embed.weight, self._windows)
+        every = _Single(rows_B, length, {window: mask_BT[:, None, None] for window, mask_BT in masks.items()})
+        return self._decode(_StepTokens(ids_B, positions_B, rows_B, len(ids_B), every, None, every, None))
+
+    def reserve(self, rows: Sequence[int], length: int) -> tuple[int, ...]:
+        """Make room for `length` tokens in rows of the cache. Return the addresses of its memory, for which a captured
+        graph is valid.
+        """
+        self._store.reserve(max(rows), length)
+        return self._store.addresses()
+
+    def _decode(self, batch: _StepTokens) -> Tensor:
         rotary = self._rotary(batch.positions_N)
         x = self._embed(batch.ids_N)
         for index, layer in enumerate(self._layers[:-1]):

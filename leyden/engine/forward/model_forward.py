@@ -114,21 +114,21 @@ class KeyValueStore:
         """Write the keys and values (N, heads, dim) of N tokens to their rows and positions."""
         while len(self._layers) <= layer:
             self._layers.append([each.new_empty(0, each.shape[1], 0, each.shape[2]) for each in (keys, values)])
-        held = self._layers[layer]
-        for index, tensor in enumerate(held):
-            if tensor.shape[0] < self._rows or tensor.shape[2] < self._length:
-                held[index] = self._grown(tensor)
+        held = self._fitted(layer)
         held[0][rows_N, :, positions_N] = keys
         held[1][rows_N, :, positions_N] = values
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the keys and values of the first `length` tokens of a row to another row, in every layer."""
         self.reserve(max(source, target), length)
-        for held in self._layers:
-            for place, tensor in enumerate(held):
-                if tensor.shape[0] < self._rows or tensor.shape[2] < self._length:
-                    held[place] = tensor = self._grown(tensor)
+        for layer in range(len(self._layers)):
+            for tensor in self._fitted(layer):
                 tensor[target, :, :length] = tensor[source, :, :length]
+
+    def addresses(self) -> tuple[int, ...]:
+        """Make the room that was reserved, and return where the tensors are. A captured graph is valid for these."""
+        held = [tensor for layer in range(len(self._layers)) for tensor in self._fitted(layer)]
+        return tuple(tensor.data_ptr() for tensor in (*held, *self._read))
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values (B, heads, length, dim) of the first `length` positions of each row. They are
@@ -163,6 +163,14 @@ class KeyValueStore:
             self._read[index] = like.new_empty(n)
         return self._read[index][:n]
 
+    def _fitted(self, layer: int) -> list[Tensor]:
+        """Return a layer's keys and values, with the room that was reserved."""
+        held = self._layers[layer]
+        for index, tensor in enumerate(held):
+            if tensor.shape[0] < self._rows or tensor.shape[2] < self._length:
+                held[index] = self._grown(tensor)
+        return held
+
     def _grown(self, held: Tensor) -> Tensor:
         # Zeros and not empty memory, because a masked position may be read, and NaN times zero is NaN.
         grown = held.new_zeros(self._rows, held.shape[1], self._length, held.shape[3])
@@ -175,7 +183,7 @@ def unseen(length: int, positions: Tensor, window: int | None) -> Tensor:
 
     window: the number of tokens, its own included, that a query sees; None: all before it.
     """
-    keys, queries = torch.arange(length), positions[..., None]
+    keys, queries = torch.arange(length, device=positions.device), positions[..., None]
     return keys > queries if window is None else (keys > queries) | (keys <= queries - window)
 
 
