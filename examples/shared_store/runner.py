@@ -12,7 +12,7 @@ import signal
 from agent import read_aloud
 
 import leyden as ly
-from leyden.execution.events import ThreadingEvent
+from leyden.execution.execution_strategy import ThreadingEvent
 
 
 async def main(url: str, concurrency: int) -> None:

@@ -9,10 +9,10 @@ when the algorithm is done, and leaves no thread or process behind. To add a str
 so that importing this package loads no server.
 """
 
-from leyden.execution.events import ExecutionEvent as ExecutionEvent
-from leyden.execution.events import ThreadingEvent as ThreadingEvent
 from leyden.execution.execution_strategy import AlgorithmBundle as AlgorithmBundle
 from leyden.execution.execution_strategy import Elsewhere as Elsewhere
+from leyden.execution.execution_strategy import ExecutionEvent as ExecutionEvent
 from leyden.execution.execution_strategy import ExecutionStrategy as ExecutionStrategy
 from leyden.execution.execution_strategy import RunnerBundle as RunnerBundle
+from leyden.execution.execution_strategy import ThreadingEvent as ThreadingEvent
 from leyden.execution.shared_memory import SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy

@@ -14,7 +14,6 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from leyden._lib.aio import Latch
 from leyden._lib.event_loops import run_on_own_loop
@@ -40,7 +39,7 @@ class Actor:
         self._settled = Latch()
         """Open when the worker is prepared, or has failed before."""
         self._prepared, self._finished = False, False
-        self._cancel: Callable[[], Any] = lambda: None
+        self._cancel: Callable[[], object] = lambda: None
         threading.Thread(target=self._leave_with_its_node, name="leyden-node", daemon=True).start()
 
     def wake(self) -> str:
@@ -49,10 +48,17 @@ class Actor:
 
     def run(self) -> RunnerMessage | None:
         """Do the worker's work. Return "finished", the failure, or None if the work was cancelled."""
+
+        async def cancellable_work() -> None:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            await work(self, self._worker_id, self._packed)
+
         setup_child_logging()
         set_log_levels(self._log_levels)
         try:
-            run_on_own_loop(_work(self, self._worker_id, self._packed))
+            run_on_own_loop(cancellable_work())
         except asyncio.CancelledError:
             return None
         except BaseException as error:  # noqa: BLE001 -- the strategy reports it
@@ -75,7 +81,8 @@ class Actor:
         self.begin.set()
 
     def cancel(self) -> None:
-        self._cancel()
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._cancel()
 
     def leave(self) -> None:
         """End this process and the processes that agents started in it. Ray starts another one."""
@@ -101,20 +108,3 @@ class Actor:
         elif message == "prepared":
             self._prepared = True
             self._settled.set()
-
-    def cancel_by(self, cancel: Callable[[], Any]) -> None:
-        """Set the function that `cancel` calls."""
-        self._cancel = cancel
-
-
-async def _work(actor: Actor, worker_id: int, packed: bytes) -> None:
-    """Run the worker in the running loop, so that the actor's `cancel` ends it from another thread."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-
-    def cancel() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            loop.call_soon_threadsafe(task.cancel)
-
-    actor.cancel_by(cancel)
-    await work(actor, worker_id, packed)

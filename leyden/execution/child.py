@@ -49,9 +49,8 @@ RunnerCommand = Begin | Literal["stop", "ping"]
 
 @dataclass(frozen=True, slots=True)
 class ChildEnvironment:
-    """The environment of a runner's process.
-
-    The parent sends it, because a forkserver has the variables and log levels of the moment when it was started.
+    """The environment of a runner's process. The parent sends it, because a forkserver has the variables and log levels
+    of the moment when it was started.
     """
 
     variables: Mapping[str, str]
@@ -217,8 +216,7 @@ class _ParentLink:
         """How many checks in a row found an overdue agent."""
 
     def send(self, message: RunnerMessage) -> None:
-        """Send a message to the parent. Safe in any thread."""
-        self._parent.send(message)
+        self._parent.send(message)  # safe in any thread
 
     def listen(self, cancel: Callable[[], Any]) -> None:
         """Follow the parent's commands in a thread. `cancel` is called when the parent has gone."""
@@ -282,20 +280,16 @@ class _ParentLink:
         """
         self._blocked_checks = self._blocked_checks + 1 if overdue_seconds() > _CHECK_SECONDS else 0
         if self._blocked_checks == _BLOCKED_CHECKS:
-            failure = _blocked()
-            LagWatchdog.interrupt_siblings(failure.headline)
-            self.send(failure)
+            stack = traceback.extract_stack(current_frames()[threading.main_thread().ident or 0])
+            last = stack[-1]
+            at = f"{last.filename}:{last.lineno} in {last.name}: {last.line}"
+            headline = f"an agent blocks the event loop beyond an agent's time, at {at}"
+            LagWatchdog.interrupt_siblings(headline)
+            shown = "".join([*traceback.format_list(stack), headline])
+            self.send(RunnerFailure(headline, shown, culprit_may_be_over=True))
             os.killpg(0, signal.SIGKILL)
 
     def _end_family(self) -> None:
         if self._mark is not None:
             kill_marked(RUNNER_MARK, self._mark)
         os.killpg(0, signal.SIGKILL)
-
-
-def _blocked() -> RunnerFailure:
-    """Return the failure of a process whose main thread, the event loop's, is blocked by an agent."""
-    where = traceback.extract_stack(current_frames()[threading.main_thread().ident or 0])
-    last = where[-1]
-    headline = f"an agent blocks the event loop beyond an agent's time, at {last.filename}:{last.lineno} in {last.name}: {last.line}"
-    return RunnerFailure(headline, "".join([*traceback.format_list(where), headline]), culprit_may_be_over=True)

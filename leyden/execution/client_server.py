@@ -86,7 +86,10 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if managed_store is not None:
             check_flag("managed_store", managed_store)
         self.patience_seconds = patience_seconds
-        self.role = _role(role)
+        origin, named = ("role", role) if role else named_variable("CURRENT_ROLE") or ("role", "both")
+        if named not in get_args(Role):
+            raise ConfigError(f"{origin} is {named!r}; possible: {', '.join(map(repr, get_args(Role)))}")
+        self.role = cast(Role, named)
         self.runs_algorithm = self.role != "runner"
         self.server_host = server_host or host or variable("SERVER_HOST") or "127.0.0.1"
         self.server_port = _port() if server_port is None else server_port
@@ -107,15 +110,9 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         return LightningStoreClient(url, token=self._token, retry_seconds=self.patience_seconds)
 
     def share(self, store: LightningStore) -> AbstractAsyncContextManager[Any]:
-        """Yield what runners open: a server of the store over HTTP, or the store itself if other processes can open it
-        by its URL.
-        """
         return self._serve(store, claims_from=None)
 
     def elsewhere(self) -> Elsewhere | None:
-        """Return the gateway's address and secret; None for the role `both`. The gateway's port is the one after the
-        store's.
-        """
         if self.role == "both":
             return None
         return Elsewhere(self.server_host, (self.server_port or _PORT) + 1, self._token)
@@ -163,7 +160,18 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
             await store.statistics()  # raises StoreError if the store does not answer
             if isinstance(store, LightningStoreClient):
                 notice(logger, "connected to %s; waiting for rollouts that the algorithm there enqueues", store.url)
-                algorithm = _AlgorithmElsewhere(ready)
+                client = store
+
+                async def until_end(store: LightningStore, event: Latch) -> None:
+                    """Return when the algorithm's process has ended the run, or when `event` is set."""
+                    if ready is not None:
+                        ready.set()
+                    async with first_done(client.wait_for_end(), event.wait_async()) as (ended, _):
+                        if ended.done():
+                            ended.result()
+                            logger.info("the algorithm has ended, and with it the work")
+
+                algorithm = until_end
             try:
                 await super().execute(algorithm, runner, store, ready=ready)
             except StoreError as error:
@@ -183,42 +191,11 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
             if isinstance(server, LightningStoreServer) and not again:
                 deadline = time.monotonic() + self.drain_seconds
                 await server.announce_end(within_seconds=self.drain_seconds)
-                await _until_reported(store, deadline)
-
-
-class _AlgorithmElsewhere:
-    """The algorithm bundle of a process with the role `runner`. It ends when the algorithm's process ends the run, or
-    when the runners here are stopped.
-    """
-
-    def __init__(self, ready: Latch | None) -> None:
-        self._ready = ready
-
-    async def __call__(self, store: LightningStore, event: Latch) -> None:
-        """Return when the algorithm's process has ended the run, or when `event` is set."""
-        if self._ready is not None:
-            self._ready.set()
-        ending = cast(LightningStoreClient, store).wait_for_end()
-        async with first_done(ending, event.wait_async()) as (ended, _):
-            if ended.done():
-                ended.result()
-                logger.info("the algorithm has ended, and with it the work")
-
-
-async def _until_reported(store: LightningStore, deadline: float) -> None:
-    while (seconds := deadline - time.monotonic()) > 0:
-        running = await store.query_rollouts(status_in=["preparing", "running"])
-        if not running:
-            return
-        await store.wait_for_any_rollout(rollout_ids=[rollout.rollout_id for rollout in running], timeout=seconds)
-
-
-def _role(given: str | None) -> Role:
-    """Return the given role, or else the environment's. Raise ConfigError for an unknown one."""
-    name, role = ("role", given) if given else named_variable("CURRENT_ROLE") or ("role", "both")
-    if role not in get_args(Role):
-        raise ConfigError(f"{name} is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
-    return cast(Role, role)
+                while (seconds := deadline - time.monotonic()) > 0:
+                    running = await store.query_rollouts(status_in=["preparing", "running"])
+                    if not running:
+                        break
+                    await store.wait_for_any_rollout(rollout_ids=[each.rollout_id for each in running], timeout=seconds)
 
 
 def _port() -> int | None:

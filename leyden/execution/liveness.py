@@ -147,7 +147,6 @@ def _sleeps(pid: int) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used."""
     with suppress(OSError):
         user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -70,10 +70,6 @@ class _Pickler(CloudPickler):
 
 
 def _dumps(thing: Any, main_by_name: bool) -> bytes:
-    """Return a thing in pickled form.
-
-    main_by_name: whether what `__main__` defines is pickled by its name.
-    """
     buffer = io.BytesIO()
     _Pickler(buffer, main_by_name).dump(thing)
     return buffer.getvalue()
@@ -99,7 +95,6 @@ def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the named parts of an object that are pickled with it."""
     if is_dataclass(thing):
         yield from ((field.name, getattr(thing, field.name)) for field in fields(thing))
     elif isinstance(thing, list | tuple):

@@ -1,6 +1,6 @@
-"""The base of `ipc` and `cs`: runners in processes on this machine.
+"""Runners in processes on this machine: `ipc`, which needs no port, and the base that it shares with `cs`.
 
-It starts the processes and hands them their payload. Each strategy says how they reach the store.
+The base starts the processes and hands them their payload. Each strategy says how they reach the store.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import tempfile
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -24,7 +25,9 @@ from leyden.errors import ConfigError
 from leyden.execution.child import ChildEnvironment, log_levels
 from leyden.execution.processes import RunnerProcess
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy
+from leyden.monitor.prometheus import metrics
 from leyden.store.base import LightningStore
+from leyden.store.server import LightningStoreServer
 
 _NAME = "leyden-runner-{}"
 _PRELOADED = ["leyden.execution.child", "leyden.execution.runner", "leyden.store.client"]
@@ -144,3 +147,20 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     def _mark_of(self, worker_id: int) -> str:
         return f"{self._mark}.{worker_id}"
+
+
+class InterProcessExecutionStrategy(ProcessExecutionStrategy):
+    """Runners in processes on this machine, which reach the store over a Unix socket. It has the options of
+    ProcessExecutionStrategy and no others.
+    """
+
+    @asynccontextmanager
+    async def share(self, store: LightningStore) -> AsyncGenerator[Any]:
+        if store.capabilities["zero_copy"]:
+            yield store
+            return
+        with tempfile.TemporaryDirectory(prefix="leyden-") as folder:
+            # so that runners remove both if this process is killed
+            self.left_behind = (path := Path(folder) / "store.sock", Path(folder))
+            async with LightningStoreServer(store, socket_path=path, views=metrics(store)) as server:
+                yield server

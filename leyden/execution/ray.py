@@ -71,7 +71,21 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
         self.address, self.max_restarts = address, max_restarts
         self.num_cpus, self.num_gpus, self.resources = num_cpus, num_gpus, dict(resources or {})
         self.server_host, self.server_port, self.placement_seconds = server_host, server_port, placement_seconds
-        self._check_options()
+        for name in ("num_cpus", "num_gpus"):
+            check_number(name, getattr(self, name), at_least=0)
+        if num_gpus > 1 and num_gpus != int(num_gpus):
+            raise ConfigError(f"num_gpus is {num_gpus}; above 1 it must be a whole number")
+        for name, value in self.resources.items():
+            if name in ("CPU", "GPU"):
+                raise ConfigError(f"resources has {name!r}; say num_{name.lower()}s={value}")
+            check_number(f"resources[{name!r}]", value, above=0)
+        check_number("max_restarts", max_restarts, at_least=-1, whole=True)
+        check_port("server_port", server_port)
+        if server_host in ("0.0.0.0", "::", ""):
+            raise ConfigError(
+                f"server_host is {server_host!r}, which no other node can connect to; give this machine's own address"
+            )
+        check_number("placement_seconds", placement_seconds, above=0)
 
     def check(self) -> None:
         """Raise MissingExtra, a ConfigError, if Ray is not installed."""
@@ -85,10 +99,20 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
         """Connect to the cluster, serve the store, and yield a place whose processes are actors. Raise ConfigError if
-        the runners have no room on a cluster that was started for the run.
+        the runners have no room on a cluster that was started for the run; any other cluster may grow.
         """
         async with connected(self.address) as cluster:
-            self._check_room(cluster)
+            if (room := room_for(self.need, cluster.nodes(), self.n_runners)) < self.n_runners:
+                wanted = (
+                    f"{self.n_runners} runners with {in_words(self.need)} each, and the cluster has room for {room}; "
+                    f"{cluster.describe()}"
+                )
+                if cluster.ours:
+                    raise ConfigError(
+                        f"wanted: {wanted}. Ask for fewer runners or for less (num_cpus=0.1 is enough for agents that wait), or give the "
+                        "address of a larger cluster"
+                    )
+                logger.warning("wanted: %s. The others wait until nodes are added to it", wanted)
             host, token = self.server_host or cluster.host, secrets.token_urlsafe(32)
             remedy = "strategy 'ray': server_host=..., server_port=..."
             async with serve(store, host, self.server_port or 0, token=token, remedy=remedy) as shared:
@@ -98,39 +122,6 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
                     return RunnerActor(crew, worker_id, packed)
 
                 yield Place(shared, launch, imports_main=False, at_once_seconds=_AT_ONCE_SECONDS)
-
-    def _check_room(self, cluster: Cluster) -> None:
-        """Raise ConfigError if not all runners fit on a cluster of ours. Warn if they do not fit on another one, which
-        may grow.
-        """
-        room = room_for(self.need, cluster.nodes(), self.n_runners)
-        if room == self.n_runners:
-            return
-        wanted = f"{self.n_runners} runners with {in_words(self.need)} each, and the cluster has room for {room}; {cluster.describe()}"
-        if cluster.ours:
-            raise ConfigError(
-                f"wanted: {wanted}. Ask for fewer runners or for less (num_cpus=0.1 is enough for agents that wait), or give the address "
-                "of a larger cluster"
-            )
-        logger.warning("wanted: %s. The others wait until nodes are added to it", wanted)
-
-    def _check_options(self) -> None:
-        """Raise ConfigError for an option that Ray would refuse, or with which runners could not connect."""
-        for name in ("num_cpus", "num_gpus"):
-            check_number(name, getattr(self, name), at_least=0)
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise ConfigError(f"num_gpus is {self.num_gpus}; above 1 it must be a whole number")
-        for name, value in self.resources.items():
-            if name in ("CPU", "GPU"):
-                raise ConfigError(f"resources has {name!r}; say num_{name.lower()}s={value}")
-            check_number(f"resources[{name!r}]", value, above=0)
-        check_number("max_restarts", self.max_restarts, at_least=-1, whole=True)
-        check_port("server_port", self.server_port)
-        if self.server_host in ("0.0.0.0", "::", ""):
-            raise ConfigError(
-                f"server_host is {self.server_host!r}, which no other node can connect to; give this machine's own address"
-            )
-        check_number("placement_seconds", self.placement_seconds, above=0)
 
 
 class _Crew:
@@ -221,7 +212,19 @@ class RunnerActor:
         self._crew.placed.add(self._worker_id)
         self._since = time.monotonic()
         try:
-            self._take(await self._work())
+            running = _result_of(self._actor.run.remote())
+            with contextlib.suppress(self._crew.died):  # `running` raises it too
+                if await _result_of(self._actor.wait_prepared.remote()) and not self.prepared.done():
+                    self._since = time.monotonic()
+                    self.prepared.set_result(None)
+            last_message: RunnerMessage | None = await running
+            if last_message == "finished":
+                self._crew.cluster.ray.kill(self._actor)
+                self._end("has ended", finished=True)
+            elif isinstance(last_message, RunnerFailure):
+                self._end("failed", failure=last_message)
+            else:
+                self._end("was cancelled")
         except self._crew.died as error:
             self._end(f"was lost: {_main_sentence(error)}")
 
@@ -242,25 +245,6 @@ class RunnerActor:
             await finding
         finally:
             finding.cancel()
-
-    async def _work(self) -> RunnerMessage | None:
-        """Run the actor's worker, and return its last message."""
-        running = _result_of(self._actor.run.remote())
-        with contextlib.suppress(self._crew.died):  # `running` raises it too
-            if await _result_of(self._actor.wait_prepared.remote()) and not self.prepared.done():
-                self._since = time.monotonic()
-                self.prepared.set_result(None)
-        return await running
-
-    def _take(self, message: RunnerMessage | None) -> None:
-        """Record the end of the runners' process by its last message; None: it was cancelled."""
-        if message == "finished":
-            self._crew.cluster.ray.kill(self._actor)
-            self._end("has ended", finished=True)
-        elif isinstance(message, RunnerFailure):
-            self._end("failed", failure=message)
-        else:
-            self._end("was cancelled")
 
     def _settle(self, life: asyncio.Task[None]) -> None:
         """Record the end of the process if Ray raises, so that no caller waits in vain. `ray://` loses its connection

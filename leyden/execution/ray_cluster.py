@@ -14,9 +14,9 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,7 +74,12 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 def room_for(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], wanted: int) -> int:
     """Return how many of `wanted` runners, each with this need, fit on nodes that are otherwise empty."""
-    return min(wanted, sum(_fit(need, node, wanted) for node in nodes))
+    room = 0
+    for node in nodes:
+        # 1e-9: 0.3 / 0.1 is a little less than 3.
+        shares = [int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount > 0]
+        room += min(shares, default=wanted)
+    return min(wanted, room)
 
 
 @asynccontextmanager
@@ -95,8 +100,8 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
         return
     if address in (None, "auto"):
         address = os.environ.get(_ADDRESS_VARIABLE) or address or "local"
-    # In a thread that lives as long as the cluster, because Ray's processes end with the thread
-    # that started them; and not in the main thread, because Ray installs signal handlers there.
+    # In a thread that lives as long as the cluster, because Ray's processes end with the thread that started them; and
+    # not in the main thread, because Ray installs signal handlers there.
     thread = ThreadPoolExecutor(1, thread_name_prefix="leyden-ray")
     loop = asyncio.get_running_loop()
     short = "/tmp" if sys.platform == "darwin" else None  # holds Ray's sockets, whose paths must be short
@@ -105,7 +110,9 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
         connecting = loop.run_in_executor(thread, _connect, ray, address, folder)
         try:
             cluster = await asyncio.shield(connecting)
-            _take_sigterm_back()
+            if threading.current_thread() is threading.main_thread():
+                # Ray's handler, below Python's, kills the process 3 s after SIGTERM. This installs Python's again.
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
             yield cluster
         finally:
             await asyncio.shield(loop.run_in_executor(thread, _disconnect, ray, folder))
@@ -128,14 +135,6 @@ def _set_auth_mode(ray: Any, mode: str | None) -> None:
         ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _take_sigterm_back() -> None:
-    """Restore Python's handling of SIGTERM. Ray installs a handler below Python's, which kills the process 3 s after
-    SIGTERM.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
 def _connect(ray: Any, address: str, folder: str) -> Cluster:
     """Join the cluster at `address`, or start one on this machine for "local", and return it.
 
@@ -151,10 +150,14 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
             "include_dashboard": False,
             "_temp_dir": folder,
         }
+    rays_log = logging.getLogger("ray")
+    level = rays_log.level
     try:
-        _check_answers(address)
-        with _only_errors_of("ray"):
-            ray.init(**options)
+        at = urlsplit(address if "://" in address else f"//{address}")
+        if at.hostname is not None and at.port is not None:  # Ray would try for minutes to connect
+            socket.create_connection((at.hostname, at.port), timeout=_ANSWER_SECONDS).close()
+        rays_log.setLevel(logging.ERROR)
+        ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         if ours:
             raise ConfigError(f"no Ray cluster could be started on this machine: {error}") from error
@@ -162,6 +165,8 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
             f"address={address!r}: no Ray cluster there can be joined: {error}. Start one with `ray start --head`; set RAY_AUTH_MODE=token "
             f"if it asks for its token; or leave address out (and {_ADDRESS_VARIABLE} unset) for one that lives as long as the run"
         ) from error
+    finally:
+        rays_log.setLevel(level)
     if ours:
         return Cluster(ray, "127.0.0.1", ours=True)
     server = address if "://" in address else f"ray://{ray.get_runtime_context().gcs_address}"
@@ -172,48 +177,15 @@ def _disconnect(ray: Any, folder: str) -> None:
     """Leave the cluster, and end it if this process started it (with `folder` in its command lines). Ray's own helper
     processes are killed, because they would look for their node for another minute.
     """
-    processes = [
-        each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)
-    ]
+    processes: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(folder in word for word in child.cmdline()):
+                processes += [child, *child.children(recursive=True)]
     ray.shutdown()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def _is_in(process: psutil.Process, folder: str) -> bool:
-    try:
-        return any(folder in word for word in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
-    """Return a process and all that it started; [] if it has ended."""
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _check_answers(address: str) -> None:
-    """Raise OSError if no server listens at the address, because Ray would retry for minutes."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    if parts.hostname is not None and parts.port is not None:
-        with socket.create_connection((parts.hostname, parts.port), timeout=_ANSWER_SECONDS):
-            pass
-
-
-@contextmanager
-def _only_errors_of(name: str) -> Generator[None]:
-    """Silence a library's log below ERROR during the block."""
-    library = logging.getLogger(name)
-    before = library.level
-    library.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        library.setLevel(before)
 
 
 def _host_towards(netloc: str) -> str:
@@ -222,10 +194,3 @@ def _host_towards(netloc: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(there)
         return str(probe.getsockname()[0])
-
-
-def _fit(need: Mapping[str, float], node: Mapping[str, float], wanted: int) -> int:
-    """Return how many runners with this need fit on an empty node; `wanted` if they need nothing."""
-    # 1e-9: 0.3 / 0.1 is a little less than 3.
-    shares = [int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount > 0]
-    return min(shares, default=wanted)

@@ -8,7 +8,10 @@ algorithm that computes does not stop the runners. `main_thread="runner"` exchan
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, get_args
+import functools
+import inspect
+from collections.abc import Coroutine
+from typing import Any, Literal, cast, get_args
 
 from leyden._lib.aio import Latch
 from leyden._lib.event_loops import run_in_thread
@@ -16,9 +19,7 @@ from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence
 from leyden.execution.env_variables import managed_store as managed_by_environment
-from leyden.execution.events import StopSignal
-from leyden.execution.execution_strategy import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from leyden.execution.loops import on_this_loop
+from leyden.execution.execution_strategy import AlgorithmBundle, ExecutionStrategy, RunnerBundle, StopSignal
 from leyden.execution.runner.calls import AGENTS_ARE_DAEMONS
 from leyden.execution.together import run_together
 from leyden.store.base import LightningStore
@@ -109,3 +110,36 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def on_this_loop(store: LightningStore) -> LightningStore:
+    """Return a wrapper of the store that any thread may use. The store's coroutine methods run on the event loop that
+    is running now.
+    """
+    return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
+
+
+def on_the_loop_of(wrapped: object, store: LightningStore) -> LightningStore:
+    """Return a wrapper of `store` for the event loop that owns `wrapped`; `store` itself if `wrapped` is no wrapper of
+    `on_this_loop`.
+    """
+    return cast(LightningStore, _OnOneLoop(store, wrapped.loop)) if isinstance(wrapped, _OnOneLoop) else store
+
+
+@LightningStore.register
+class _OnOneLoop:
+    """Passes every attribute of a store on; coroutine methods run on the store's loop."""
+
+    def __init__(self, store: LightningStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._store, self.loop = store, loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return functools.partial(self._call, found) if inspect.iscoroutinefunction(found) else found
+
+    async def _call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a method on the wrapped store's own event loop."""
+        work: Coroutine[Any, Any, Any] = method(*args, **kwargs)
+        if asyncio.get_running_loop() is self.loop:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))

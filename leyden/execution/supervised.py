@@ -15,8 +15,13 @@ from typing import Any, cast
 from leyden._lib.aio import Latch
 from leyden._lib.options import check_number
 from leyden.errors import StoreError
-from leyden.execution.events import StopSignal
-from leyden.execution.execution_strategy import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
+from leyden.execution.execution_strategy import (
+    AlgorithmBundle,
+    ExecutionStrategy,
+    PortableRunnerBundle,
+    RunnerBundle,
+    StopSignal,
+)
 from leyden.execution.payload import Payload, pack
 from leyden.execution.processes import Ending, WorkerProcess, WorkerSupervisor
 from leyden.execution.together import run_together

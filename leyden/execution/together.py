@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from leyden._lib.aio import Latch
-from leyden.execution.events import StopSignal
+from leyden.execution.execution_strategy import StopSignal
 
 _CANCEL_SECONDS = 1.5
 """The seconds that cancelled runners may take to end. They must be more than the second that a runner gives an agent

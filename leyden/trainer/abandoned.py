@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from leyden._lib.aio import first_done
-from leyden.execution.events import StopSignal
+from leyden.execution.execution_strategy import StopSignal
 from leyden.store.base import LightningStore
 from leyden.types.rollout import ROLLOUT_FINISHED
 

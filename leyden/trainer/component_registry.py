@@ -13,7 +13,7 @@ from leyden.errors import ConfigError
 
 ExecutionStrategyRegistry: Final[dict[str, Component]] = {
     "shm": "leyden.execution.shared_memory.SharedMemoryExecutionStrategy",
-    "ipc": "leyden.execution.inter_process.InterProcessExecutionStrategy",
+    "ipc": "leyden.execution.process_strategy.InterProcessExecutionStrategy",
     "cs": "leyden.execution.client_server.ClientServerExecutionStrategy",
     "ray": "leyden.execution.ray.RayExecutionStrategy",
 }

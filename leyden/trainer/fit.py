@@ -28,8 +28,7 @@ from leyden.agent import LitAgent, agent_version
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
 from leyden.errors import ConfigError, StoreError, UnknownRun, redact
 from leyden.execution import Elsewhere, ExecutionStrategy
-from leyden.execution.events import StopSignal
-from leyden.execution.execution_strategy import RunsAgain
+from leyden.execution.execution_strategy import RunsAgain, StopSignal
 from leyden.execution.runner import AttemptRecorder, Hook, Runner, WorkerBundle
 from leyden.execution.runner.calls import call_sync
 from leyden.execution.runner.runner import torn_down

@@ -14,7 +14,7 @@ import pytest
 import leyden as ly
 from leyden.execution import ExecutionStrategy
 from leyden.execution.client_server import ClientServerExecutionStrategy
-from leyden.execution.inter_process import InterProcessExecutionStrategy
+from leyden.execution.process_strategy import InterProcessExecutionStrategy
 from leyden.types import find_reward_spans
 from tests.attack.harness import Attack, sizes
 from tests.execution import agents

@@ -23,8 +23,7 @@ import pytest
 import leyden as ly
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.client_server import ClientServerExecutionStrategy
-from leyden.execution.inter_process import InterProcessExecutionStrategy
-from leyden.execution.process_strategy import ProcessExecutionStrategy
+from leyden.execution.process_strategy import InterProcessExecutionStrategy, ProcessExecutionStrategy
 from leyden.execution.runner.calls import call_async, overdue_seconds
 from leyden.testing import audit_store
 from tests.execution import agents

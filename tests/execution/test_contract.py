@@ -6,7 +6,7 @@ import pytest
 
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.client_server import ClientServerExecutionStrategy
-from leyden.execution.inter_process import InterProcessExecutionStrategy
+from leyden.execution.process_strategy import InterProcessExecutionStrategy
 from tests.contracts.strategy import *  # noqa: F403
 from tests.contracts.strategy import MakeStrategy
 

@@ -20,7 +20,7 @@ from leyden._lib.host.limits import CUDA_DEVICES, share_out_gpus
 from leyden.errors import ConfigError, RunnerDied, StoreError
 from leyden.execution import processes
 from leyden.execution.client_server import ClientServerExecutionStrategy
-from leyden.execution.inter_process import InterProcessExecutionStrategy
+from leyden.execution.process_strategy import InterProcessExecutionStrategy
 from tests.execution import agents
 from tests.execution.family import gone, runners
 
@@ -217,7 +217,7 @@ def test_nothing_is_left_of_a_script_that_is_stopped(
 MANY_FILES = """
 import resource
 import leyden as ly
-from leyden.execution.inter_process import InterProcessExecutionStrategy
+from leyden.execution.process_strategy import InterProcessExecutionStrategy
 
 @ly.rollout
 async def agent(task: int) -> float:

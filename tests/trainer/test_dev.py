@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden.execution.inter_process import InterProcessExecutionStrategy
+from leyden.execution.process_strategy import InterProcessExecutionStrategy
 
 
 class Impatient(ly.Baseline):

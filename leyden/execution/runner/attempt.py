@@ -29,7 +29,6 @@ from leyden.errors import (
 from leyden.execution.runner.calls import (
     AgentCancelled,
     AgentTimeout,
-    Debugger,
     QuitDebugging,
     call_async,
     call_sync,
@@ -45,7 +44,6 @@ from leyden.types import (
     AttemptedRollout,
     AttemptStatus,
     NamedResources,
-    PaginatedResult,
     ProxyLLM,
     Span,
     find_final_reward,
@@ -154,13 +152,14 @@ class AttemptRunner:
                 recorder.begin_attempt(rollout.rollout_id, rollout.attempt.attempt_id, resources)
             _route_model_calls(resources, rollout)
             with self.watch.over(rollout.rollout_id) as cancelled:
+                run = partial(agent.run, rollout.input, resources, rollout)
+                run_async = partial(agent.run_async, rollout.input, resources, rollout)
                 if (debugger := self.runner.debugger) is not None:
-                    result = await call_to_debug(lambda: self._call_to_debug(debugger, rollout, resources))
+                    result = await call_to_debug(run_async if agent.is_async() else partial(debugger, run))
                 elif agent.is_async():
-                    run_async = partial(agent.run_async, rollout.input, resources, rollout)
                     result = await call_async(run_async, timeout, cancelled=cancelled)
                 else:
-                    run, name = partial(agent.run, rollout.input, resources, rollout), f"agent-{rollout.rollout_id}"
+                    name = f"agent-{rollout.rollout_id}"
                     result = await call_sync(run, timeout, name=name, cancelled=cancelled)
             await record_result(result, rollout=rollout, store=self.store)
         except AgentTimeout:
@@ -187,12 +186,6 @@ class AttemptRunner:
             return _failed("missing_resource" if lacks else "exception", error)
         return SUCCEEDED
 
-    async def _call_to_debug(self, debugger: Debugger, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        """Return the agent's result. An async agent runs here, a sync one on the debugger's thread."""
-        if self.agent.is_async():
-            return await self.agent.run_async(rollout.input, resources, rollout)
-        return await debugger(lambda: self.agent.run(rollout.input, resources, rollout))
-
     async def _check_requirements(self, rollout: AttemptedRollout, spans: Sequence[Span], outcome: Outcome) -> Outcome:
         """Return a failure if a successful attempt lacks the model call or reward that its rollout requires.
 
@@ -210,7 +203,14 @@ class AttemptRunner:
                 sort_order="desc",  # UNSET and OK sort before ERROR
                 limit=1,
             )
-            if reason := _why_unanswered(calls):
+            if not calls.total:
+                reason = (
+                    "the agent never called the model through the gateway: give its client the address and key of the "
+                    "`llm`, in each rollout anew"
+                )
+                return Outcome("failed", "no_model_call", reason)
+            if calls[0].status.status_code == "ERROR":
+                reason = f"none of the agent's {calls.total} model calls was answered; {calls[0].status.description}"
                 return Outcome("failed", "no_model_call", reason)
         if rollout.config.require_reward and find_final_reward(spans) is None:
             return Outcome(
@@ -278,21 +278,6 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
     return copies
 
 
-def _why_unanswered(calls: PaginatedResult[Span]) -> str | None:
-    """Return why the attempt has no answered model call; None if it has one. `calls` begins with an answered one if
-    there is any.
-    """
-    if not calls.total:
-        return (
-            "the agent never called the model through the gateway: give its client the address and key of the `llm`, "
-            "in each rollout anew"
-        )
-    if calls[0].status.status_code != "ERROR":
-        return None
-    why = calls[0].status.description
-    return f"none of the agent's {calls.total} model calls was answered; {why}"
-
-
 def _record_error(error: Exception) -> None:
     """Record what the agent raised, if a trace is open: a tracer of the user's own may open none. An error of the
     recording is logged, because it must not hide the agent's.
@@ -306,10 +291,8 @@ def _record_error(error: Exception) -> None:
 
 
 def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
-    """Return how an attempt ended whose record is incomplete.
-
-    outcome: how the agent ended, if it did; a failure stays the reason.
-    error: what kept the record from being complete.
+    """Return how an attempt ended whose record is incomplete because of `error`. A failure of the agent stays the
+    reason.
     """
     reason = f"the record of the attempt is incomplete: {describe_error(error) or type(error).__name__}"
     if outcome is None or outcome.status == "succeeded":

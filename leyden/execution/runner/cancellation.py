@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from leyden._lib.aio import first_done
 from leyden.errors import LeydenError, UnknownRollout
 from leyden.store.base import LightningStore
-from leyden.types import Rollout, RolloutStatus
+from leyden.types import RolloutStatus
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CancelWatch:
             cancelled.cancel()
 
     async def is_cancelled(self, rollout_id: str) -> bool:
-        """Ask the store whether a rollout was cancelled; False if it cannot tell."""
+        """Query the store whether a rollout was cancelled; False if the query fails."""
         try:
             finished = await self._store.wait_for_any_rollout(rollout_ids=[rollout_id], timeout=0.0)
         except Exception:  # noqa: BLE001 -- asked while an error of the agent is reported, which must not be hidden
@@ -80,37 +80,31 @@ class CancelWatch:
                 continue
             rollout_ids = list(dict.fromkeys(self._watched.values()))
             try:
-                self._resolve(await self._finished(rollout_ids))
+                finished = await self._finished(rollout_ids)
+                for future, rollout_id in list(self._watched.items()):
+                    if rollout_id in finished:
+                        del self._watched[future]
+                        if finished[rollout_id] == "cancelled":
+                            future.set_result(None)
             except LeydenError as error:
                 logger.debug("cannot ask the store for cancelled rollouts: %s", error)
                 await asyncio.sleep(_UNAVAILABLE_SECONDS)
             self._changed.set()
 
     async def _finished(self, rollout_ids: Sequence[str]) -> Mapping[str, RolloutStatus]:
-        """Wait for any of the rollouts. A rollout that the store has pruned counts as cancelled, because only finished
-        ones are pruned.
+        """Return the finished rollouts as soon as there are any; none if others are to be watched meanwhile. A rollout
+        that the store has pruned counts as cancelled, because only finished ones are pruned.
         """
         try:
-            return {each.rollout_id: each.status for each in await self._wait_for_any(rollout_ids)}
+            ended = await self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=0.0)
+            if not ended and not self._changed.is_set():
+                ending = self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=_WAIT_SECONDS)
+                async with first_done(ending, self._changed.wait()) as (waiting, _):
+                    ended = waiting.result() if waiting.done() else ()
+            return {each.rollout_id: each.status for each in ended}
         except UnknownRollout:
             stored = await self._store.query_rollouts(rollout_id_in=rollout_ids)
             unfinished = {rollout.rollout_id for rollout in stored if not rollout.finished}
             finished: dict[str, RolloutStatus] = dict.fromkeys(rollout_ids, "cancelled")
             finished.update((rollout.rollout_id, rollout.status) for rollout in stored)
             return {each: status for each, status in finished.items() if each not in unfinished}
-
-    async def _wait_for_any(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
-        """Return the finished rollouts as soon as there are any; none if others are to be watched meanwhile."""
-        finished = await self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=0.0)
-        if finished or self._changed.is_set():
-            return finished
-        finishing = self._store.wait_for_any_rollout(rollout_ids=rollout_ids, timeout=_WAIT_SECONDS)
-        async with first_done(finishing, self._changed.wait()) as (waiting, _):
-            return waiting.result() if waiting.done() else ()
-
-    def _resolve(self, finished: Mapping[str, RolloutStatus]) -> None:
-        for future, rollout_id in list(self._watched.items()):
-            if rollout_id in finished:
-                del self._watched[future]
-                if finished[rollout_id] == "cancelled":
-                    future.set_result(None)

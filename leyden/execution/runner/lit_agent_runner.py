@@ -116,33 +116,33 @@ class LitAgentRunner(Runner[T]):
         return sorted(spans.values(), key=lambda span: span.sequence_id)
 
     async def iter(self, event: Latch | None = None) -> None:
-        """Claim and run rollouts until `event` is set or `max_rollouts` have run."""
-        attempts = self._attempt_runner()
-        with LagWatchdog.beside_this_loop(watches=self.debugger is None) as watchdog:
-            async with attempts.watch.working():
-                await self._iter(attempts, watchdog, event or Latch())
-
-    async def _iter(self, attempts: AttemptRunner, watchdog: LagWatchdog, event: Latch) -> None:
         """Claim and run rollouts until `event` is set, `max_rollouts` have run, or an error ends the runner. Rollouts
         under way are finished before a return, and cancelled before an error is raised.
         """
-        store = self._bound_store()
-        running, pause = _RunningSet(watchdog), _Pause()
-        claiming = asyncio.create_task(self._claim_unless_paused(running, attempts, store, pause))
-        heartbeat = asyncio.create_task(self._heartbeat(store, running, pause))
-        stopped = asyncio.create_task(event.wait_async())
-        try:
-            await asyncio.wait({claiming, heartbeat, stopped, running.failed}, return_when=asyncio.FIRST_COMPLETED)
-            await _cancel(claiming)
-            for ended in (claiming, heartbeat, running.failed):
-                if ended.done() and not ended.cancelled():
-                    ended.result()
-            await running.drained()
-            await _cancel(heartbeat)
-            await self._say_farewell(store, running)
-        finally:
-            await _cancel(claiming, heartbeat, stopped, *running.tasks)
-            running.failed.cancel()
+        attempts, store = self._attempt_runner(), self._bound_store()
+        with LagWatchdog.beside_this_loop(watches=self.debugger is None) as watchdog:
+            async with attempts.watch.working():
+                running, pause = _RunningSet(watchdog), _Pause()
+                claiming = asyncio.create_task(self._claim_unless_paused(running, attempts, store, pause))
+                heartbeat = asyncio.create_task(self._heartbeat(store, running, pause))
+                stopped = asyncio.create_task((event or Latch()).wait_async())
+                any_of = {claiming, heartbeat, stopped, running.failed}
+                try:
+                    await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
+                    await _cancel(claiming)
+                    for ended in (claiming, heartbeat, running.failed):
+                        if ended.done() and not ended.cancelled():
+                            ended.result()
+                    await running.drained()
+                    await _cancel(heartbeat)
+                    # A last heartbeat, so that the silence from here on raises no alert. The store may have gone first.
+                    with contextlib.suppress(StoreError, TimeoutError):
+                        async with asyncio.timeout(_FAREWELL_SECONDS):
+                            counts = {**SystemProbe().read(), **running.figures()}
+                            await store.update_worker(self.worker_name, {"ended": True, **counts})
+                finally:
+                    await _cancel(claiming, heartbeat, stopped, *running.tasks)
+                    running.failed.cancel()
 
     async def _claim_unless_paused(
         self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore, pause: _Pause
@@ -167,8 +167,8 @@ class LitAgentRunner(Runner[T]):
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
             )
             logger.debug("%s: claimed %s", self.worker_name, [rollout.rollout_id for rollout in rollouts])
-            # Nothing is awaited between a claim and its attempts, because a stop in between
-            # would leave claims whose end no runner reports.
+            # Nothing is awaited between a claim and its attempts, because a stop in between would leave claims whose
+            # end no runner reports.
             versions = {(rollout.resources_id, rollout.resources_version) for rollout in rollouts}
             reading = {version: asyncio.ensure_future(_read_resources(store, *version)) for version in versions}
             if not rollouts:
@@ -199,7 +199,6 @@ class LitAgentRunner(Runner[T]):
         return await store.get_rollout_by_id(rollout.rollout_id)
 
     def _attempt_runner(self) -> AttemptRunner:
-        """Return a runner of single attempts. Raise ConfigError if the agent or the store is missing."""
         if self._agent is None:
             raise ConfigError(
                 "the runner has no agent; call init(agent) first, or use run_context(agent=..., store=...)"
@@ -208,7 +207,6 @@ class LitAgentRunner(Runner[T]):
         return AttemptRunner(self._agent, self, store, self.tracer, self._hooks, self._recorders, CancelWatch(store))
 
     def _bound_store(self) -> LightningStore:
-        """Return the store. Raise ConfigError if there is none."""
         if self._store is None:
             raise ConfigError(
                 "the runner has no store; call init_worker(worker_id, store) first, or use run_context(...)"
@@ -234,14 +232,6 @@ class LitAgentRunner(Runner[T]):
                     "was asked to pause: it claims nothing" if worker.paused else "claims again",
                 )
             await asyncio.sleep(self.heartbeat_interval)
-
-    async def _say_farewell(self, store: LightningStore, running: _RunningSet) -> None:
-        """Send a last heartbeat, so that the silence from here on raises no alert. The store may have gone first."""
-        with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL_SECONDS):
-                await store.update_worker(
-                    self.worker_name, {"ended": True, **SystemProbe().read(), **running.figures()}
-                )
 
 
 async def _read_resources(

@@ -363,7 +363,11 @@ class LagWatchdog:
         line = users_frame([*waiting, *frames])  # a library's own task may have none of the user's frames
         culprit = owner if line is not None else None
         name = str(culprit or "something that belongs to no rollout")
-        at = "" if line is None else f" at {_position(line)}"
+        at = ""
+        if line is not None:
+            path, here = Path(line.f_code.co_filename), Path.cwd()
+            shown_path = path.relative_to(here) if path.is_relative_to(here) else path
+            at = f" at {shown_path}:{line.f_lineno} in {line.f_code.co_name}"
         if (step, "blocked") not in stall.descriptions:
             stall.descriptions[step, "blocked"] = f"{name} blocked it{at}"
             shown = ((frame, frame.f_lineno) for frame in frames[-_SHOWN_FRAMES:])
@@ -426,12 +430,6 @@ def _suspended(coroutine: Any) -> Iterator[FrameType]:
         if frame is not None:
             yield frame
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
-
-
-def _position(frame: FrameType) -> str:
-    """Return `file:line in function`, with a path relative to the working directory."""
-    path, here = Path(frame.f_code.co_filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def _report(calls: Sequence[Coroutine[Any, Any, Any]]) -> None:

@@ -34,7 +34,6 @@ class WorkerBundle:
 
     @property
     def concurrency(self) -> int | None:
-        """Return how many attempts each worker has in flight at most; None if unknown."""
         return getattr(self.runner, "concurrency", None)
 
     async def __call__(

@@ -10,11 +10,10 @@ A path is served while its attempt runs. To offer another path, add a handler wh
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 
 from leyden._lib.host.http import JSON, HttpReply, Refusal, RequestHeaders
 from leyden.agent.emitter import emit_reward
@@ -62,15 +61,3 @@ class AttemptReports:
             raise Refusal(400, "bad_reward", f"the body is not a reward: {error!s:.200}; possible: {FORMS}") from None
         self.rewards += 1
         return HttpReply(200, json.dumps({"recorded": get_rewards_from_span(span)}).encode() + b"\n", JSON)
-
-
-@contextlib.contextmanager
-def reports() -> Generator[AttemptReports]:
-    """Yield an address that receives the current attempt's rewards and spans during the block. Raise NoActiveTrace
-    outside of a trace.
-    """
-    opened = AttemptReports()
-    try:
-        yield opened
-    finally:
-        opened.close()

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -22,7 +23,7 @@ from leyden._lib.text import shown
 from leyden.agent import LitAgent
 from leyden.errors import ConfigError, ProcessFailed
 from leyden.execution.runner.calls import call_sync
-from leyden.execution.runner.process.endpoint import AttemptReports, reports
+from leyden.execution.runner.process.endpoint import AttemptReports
 from leyden.execution.runner.process.process_environment import Folder, variables
 from leyden.execution.runner.process.program import ProcessOutput, Program, RunningProgram
 from leyden.execution.runner.process.reported_reward import FORMS, read_reward
@@ -98,7 +99,10 @@ class ProcessAgent(LitAgent[Any]):
         try:
             folder.write(task, resources, rollout)
             trace = active_trace("ProcessAgent")
-            with trace.operation(semconv.PROCESS, {semconv.PROCESS_COMMAND: self.command}) as step, reports() as posted:
+            with (
+                trace.operation(semconv.PROCESS, {semconv.PROCESS_COMMAND: self.command}) as step,
+                closing(AttemptReports()) as posted,
+            ):
                 program = self._program(folder, variables(folder, resources, rollout, posted, self.env))
                 running = RunningProgram(program)
                 try:
@@ -130,19 +134,30 @@ class ProcessAgent(LitAgent[Any]):
         """Return the attempt's reward; None with reward="event", which recorded it when it was posted. Raise
         ProcessFailed if the program's end gives no reward.
         """
+
+        def failed(why: str) -> ProcessFailed:
+            return ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
+
+        source = self.reward
         if why := self._failure(output):
-            raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
-        if callable(self.reward):
-            return await _call(self.reward, output)
-        if self.reward == "exit_code":
+            raise failed(why)
+        if callable(source):
+            if inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(type(source).__call__):
+                return await source(output)
+            # in a thread, because a slow function must not hold up the other attempts
+            return await call_sync(lambda: source(output), None, name=f"reward-{output.pid}")
+        if source == "exit_code":
             return 1.0 if output.exit_code == 0 else 0.0
-        if self.reward == "last_line":
-            return self._from_last_line(output)
+        if source == "last_line":
+            lines = output.stdout.strip().splitlines()
+            if not lines:
+                raise failed("wrote nothing to its standard output, whose last line is to be its reward")
+            try:
+                return read_reward(lines[-1])
+            except (ValueError, RecursionError):
+                raise failed(f"ended with the line {shown(lines[-1])}, which is no reward; possible: {FORMS}") from None
         if not posted.rewards:
-            raise ProcessFailed(
-                f"`{_shown_command(self.command)}` ended without a reward: with reward='event' it posts one to "
-                f"$LEYDEN_REWARD_URL{_last_words(output)}"
-            )
+            raise failed("ended without a reward: with reward='event' it posts one to $LEYDEN_REWARD_URL")
         return None
 
     def _failure(self, output: ProcessOutput) -> str | None:
@@ -164,22 +179,6 @@ class ProcessAgent(LitAgent[Any]):
             return f"exited with code {output.exit_code}"
         return None
 
-    def _from_last_line(self, output: ProcessOutput) -> Any:
-        """Return the reward in the last line of the program's output. Raise ProcessFailed if that line is no reward."""
-        lines = output.stdout.strip().splitlines()
-        if not lines:
-            raise ProcessFailed(
-                f"`{_shown_command(self.command)}` wrote nothing to its standard output, whose last line is to be its reward"
-                f"{_last_words(output)}"
-            )
-        try:
-            return read_reward(lines[-1])
-        except (ValueError, RecursionError):
-            raise ProcessFailed(
-                f"`{_shown_command(self.command)}` ended with the line {shown(lines[-1])}, which is no reward; possible: {FORMS}"
-                f"{_last_words(output)}"
-            ) from None
-
 
 _HINTS: Final = {"SIGKILL": ", which Leyden did not send: the system does when memory runs out"}
 
@@ -194,15 +193,6 @@ def _checked_command(command: Sequence[str]) -> list[str]:
     if not parts or not all(isinstance(cast(object, part), str) and "\0" not in part for part in parts):
         raise ConfigError(f"command is {parts!r:.200}; it must be a list of strings, the program first")
     return parts
-
-
-async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
-    """Return the function's result. A plain function runs in a thread, because a slow one must not hold up the other
-    attempts.
-    """
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        return await function(output)
-    return await call_sync(lambda: function(output), None, name=f"reward-{output.pid}")
 
 
 def _attributes(output: ProcessOutput) -> Attributes:

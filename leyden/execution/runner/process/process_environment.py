@@ -1,7 +1,6 @@
 """The environment of a program: variables, and two files in a private folder.
 
-To add a variable, add a line to `_of_the_model` or `_of_the_attempt`. The module knows resources and addresses, and
-starts no process.
+To add a variable, add a line to `variables`. The module knows resources and addresses, and starts no process.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Folder:
 
     @property
     def task(self) -> Path:
-        """The file with the task."""
         return self.path / "task.json"
 
     @property
@@ -46,7 +44,12 @@ class Folder:
     def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
         """Write both files. Raise TypeError for a task that is no JSON value."""
         self.task.write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
-        plain = {name: _own(resource, rollout).model_dump(mode="json") for name, resource in resources.items()}
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        own = {
+            name: each.with_attempted_rollout(*ids) if isinstance(each, ProxyLLM) else each
+            for name, each in resources.items()
+        }
+        plain = {name: resource.model_dump(mode="json") for name, resource in own.items()}
         self.resources.write_text(json.dumps(plain) + "\n")
 
 
@@ -57,38 +60,24 @@ def variables(
     reports: AttemptReports,
     changes: Mapping[str, str | None],
 ) -> dict[str, str]:
-    """Return the program's environment: this process's variables, then the attempt's, and last the user's changes, in
-    which None removes a variable.
+    """Return the program's environment: this process's variables, then the first model's, the attempt's, and last the
+    user's changes, in which None removes a variable. TRACEPARENT makes the spans that the program sends to the OTLP
+    endpoint children of the span that is current in the caller.
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    merged = {
-        **inherited,
-        **_of_the_model(resources, rollout),
-        **_of_the_attempt(folder, rollout, reports),
-        **changes,
-    }
-    return {name: value for name, value in merged.items() if value is not None}
-
-
-def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, str]:
-    """Return the variables of the first model among the resources; none without a model."""
-    llm = next((resource for resource in resources.values() if isinstance(resource, LLM)), None)
-    if llm is None:
-        return {}
     ids = rollout.rollout_id, rollout.attempt.attempt_id
-    route = CallRoute(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
-    return {**route.environment(), "LEYDEN_MODEL": llm.model}
-
-
-def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptReports) -> dict[str, str]:
-    """Return the variables that tell a program its attempt, its files, and where to report. TRACEPARENT makes the spans
-    that the program sends to the OTLP endpoint children of the span that is current in the caller.
-    """
-    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    merged: dict[str, str | None] = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    if llm := next((resource for resource in resources.values() if isinstance(resource, LLM)), None):
+        route = CallRoute(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
+        merged |= {**route.environment(), "LEYDEN_MODEL": llm.model}
     step = otel_trace.get_current_span().get_span_context()
-    return {
-        "LEYDEN_ROLLOUT_ID": rollout_id,
-        "LEYDEN_ATTEMPT_ID": attempt_id,
+    marks = [
+        f"{name}={quote(each, safe='')}"
+        for name, each in zip((semconv.ROLLOUT_ID, semconv.ATTEMPT_ID), ids, strict=True)
+    ]
+    others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
+    merged |= {
+        "LEYDEN_ROLLOUT_ID": rollout.rollout_id,
+        "LEYDEN_ATTEMPT_ID": rollout.attempt.attempt_id,
         DIRECTORY: str(folder.path),
         "LEYDEN_TASK_FILE": str(folder.task),
         "LEYDEN_RESOURCES_FILE": str(folder.resources),
@@ -96,21 +85,8 @@ def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: AttemptR
         "TRACEPARENT": f"00-{step.trace_id:032x}-{step.span_id:016x}-01",
         "OTEL_EXPORTER_OTLP_ENDPOINT": reports.url,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_RESOURCE_ATTRIBUTES": _listed(
-            {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}, os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
-        ),
+        # ours last, because the last of two equal names counts
+        "OTEL_RESOURCE_ATTRIBUTES": ",".join([others, *marks] if others else marks),
     }
-
-
-def _listed(attributes: Mapping[str, str], others: str | None) -> str:
-    """Return the value of OTEL_RESOURCE_ATTRIBUTES: `others`, then `attributes` in percent-encoding, because the last
-    of two equal names counts.
-    """
-    ours = ",".join(f"{name}={quote(value, safe='')}" for name, value in attributes.items())
-    return f"{others},{ours}" if others else ours
-
-
-def _own(resource: Any, rollout: AttemptedRollout) -> Any:
-    if isinstance(resource, ProxyLLM):
-        return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
-    return resource
+    merged |= changes
+    return {name: value for name, value in merged.items() if value is not None}

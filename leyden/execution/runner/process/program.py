@@ -98,10 +98,9 @@ class RunningProgram:
         self._program = program
         spec = Path(program.directory) / _SPEC
         spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))
-        # Its own session: Ctrl-C in the terminal reaches only the runner, which ends the
-        # program in good order. An empty context: the supervisor belongs to no attempt. Without
-        # the runner's mark: whoever kills a runner's marked processes must spare the supervisor,
-        # which ends the program and then itself.
+        # Its own session: Ctrl-C in the terminal reaches only the runner, which ends the program in good order. An
+        # empty context: the supervisor belongs to no attempt. Without the runner's mark: whoever kills a runner's
+        # marked processes must spare the supervisor, which ends the program and then itself.
         self._supervisor = contextvars.Context().run(
             subprocess.Popen,
             [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(__file__).parent), str(spec)],
@@ -157,7 +156,6 @@ class RunningProgram:
 
 
 async def _read_to_end(pipe: IO[bytes]) -> bytes:
-    """Return everything that is written to a pipe until it is closed."""
     reader = StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: StreamReaderProtocol(reader), pipe)
     try:
@@ -179,7 +177,9 @@ def _output(report: dict[str, Any], program: Program) -> ProcessOutput:
     number = report.pop("signal")
     texts: list[str] = []
     for first, last, total in counts:
-        texts.append(_text(kept[:first], kept[first : first + last], total))
+        left_out = total - first - last
+        gap = f"\n... ({left_out:,} bytes left out) ...\n".encode() if left_out else b""
+        texts.append((kept[:first] + gap + kept[first : first + last]).decode(errors="replace"))
         kept = kept[first + last :]
     return ProcessOutput(
         command=program.command,
@@ -191,15 +191,6 @@ def _output(report: dict[str, Any], program: Program) -> ProcessOutput:
         stderr_bytes=counts[1][2],
         **report,
     )
-
-
-def _text(head: bytes, tail: bytes, total: int) -> str:
-    """Return the kept output as text, with a note between head and tail if bytes were left out."""
-    left_out = total - len(head) - len(tail)
-    if not left_out:
-        return (head + tail).decode(errors="replace")
-    gap = f"\n... ({left_out:,} bytes left out) ...\n"
-    return head.decode(errors="replace") + gap + tail.decode(errors="replace")
 
 
 def _signal_name(number: int) -> str:

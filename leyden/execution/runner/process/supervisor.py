@@ -120,7 +120,9 @@ class Supervisor:
                 seconds = time.monotonic() - began
             self._take_due_steps()
         for fd in list(self._streams):
-            self._read_rest(fd)
+            for _ in range(64):  # more than a pipe holds; a process that could not be killed may write for ever
+                if not self._read(fd):
+                    break
         return self._head(time.monotonic() - began if seconds is None else seconds)
 
     def output(self) -> bytes:
@@ -132,10 +134,7 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
 
     def _head(self, seconds: float) -> dict[str, Any]:
-        """Return the report without the kept output.
-
-        seconds: how long the program ran.
-        """
+        """Return the report, without the kept output, of a program that ran for `seconds`."""
         code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
         return {
             "pid": self._pid,
@@ -220,14 +219,6 @@ class Supervisor:
             del self._streams[fd]
             os.close(fd)
         return bool(data)
-
-    def _read_rest(self, fd: int) -> None:
-        """Read the rest of a pipe after the program's end. At most 64 reads, which is more than a pipe holds: a process
-        that could not be killed may write for ever.
-        """
-        for _ in range(64):
-            if not self._read(fd):
-                return
 
     def _reap(self) -> None:
         """Collect the ended children, and notice when there is no child left."""
@@ -359,18 +350,8 @@ def _wake_pipe() -> int:
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, *_STOP_SIGNALS):
-        signal.signal(number, _noted)
+        signal.signal(number, lambda number, frame: None)
     return read
-
-
-def _noted(number: int, frame: object) -> None:
-    """Handle SIGCHLD by doing nothing: the wake-up pipe reports it."""
-
-
-def _remove_folder(directory: str) -> None:
-    import shutil
-
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def main(spec_path: str) -> None:
@@ -392,7 +373,9 @@ def main(spec_path: str) -> None:
         raise
     if head.get("cause") == "request" or os.getppid() != spec["runner_pid"]:
         # The runner may have died, or be about to, and then would not delete the folder itself.
-        _remove_folder(spec["directory"])
+        import shutil
+
+        shutil.rmtree(spec["directory"], ignore_errors=True)
     with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as report:
         marshal.dump({**head, "output": supervisor.output()}, report)
     os._exit(0)  # at once, because the runner waits for this process when it has read the report

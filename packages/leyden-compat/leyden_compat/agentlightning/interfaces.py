@@ -24,9 +24,9 @@ from leyden import store as native_store
 from leyden._lib.aio import Latch
 from leyden.agent import LitAgent
 from leyden.execution import runner as native_runner
-from leyden.execution.loops import on_the_loop_of
 from leyden.execution.runner import AttemptRecorder
 from leyden.execution.runner.runner import RunContext, torn_down
+from leyden.execution.shared_memory import on_the_loop_of
 from leyden.types import UNSET, AttemptedRollout
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from leyden import execution as native
 from leyden.errors import ConfigError
 from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
-from leyden.execution.inter_process import InterProcessExecutionStrategy as NativeInterProcess
+from leyden.execution.process_strategy import InterProcessExecutionStrategy as NativeInterProcess
 from leyden.gateway import LLMProxy as NativeProxy
 from leyden.gateway.gateway_app import GatewayApp
 from leyden.trainer.blocking import run_blocking
