@@ -89,6 +89,8 @@ class TorchLearner:
         )
         self._reader = TokenReader(forward, n_vocabulary=self._n_vocabulary, value_head=self._value_head)
         self._offload = offload
+        self._pinned: dict[tuple[Tensor, str], Tensor] = {}
+        """The CPU's memory for offloaded tensors (`move_optimizer`)."""
         self._n_gradients = 0
         """How many calls have added to the gradient since it was cleared."""
         self._lowered = False
@@ -242,7 +244,7 @@ class TorchLearner:
 
     def _move_optimizer(self, device: torch.device) -> None:
         own = [master for name, master in self.masters.items() if master is not self.parameters[name]]
-        move_optimizer(self.optimizer, own, device)
+        move_optimizer(self.optimizer, own, device, self._pinned)
 
     def clip(self, params: OptimParams) -> float:
         """Clip the gradient to `max_grad_norm`, and return the policy's gradient norm before that.

@@ -196,6 +196,16 @@ async def test_offloaded_moments_leave_the_gpu_and_change_no_weight() -> None:
             for _ in range(2):
                 await backend.forward_backward(batch, PPOLoss())
                 await backend.optim_step(STEP)
+            states = backend._running.learner.optimizer.state
+            moments = [state[name] for state in states.values() for name in ("exp_avg", "exp_avg_sq")]
+            assert all(each.is_pinned() == offload for each in moments)
+            places = [each.data_ptr() for each in moments]
+            await backend.forward_backward(batch, PPOLoss())
+            await backend.optim_step(STEP)
+            if offload:
+                assert [
+                    state[name].data_ptr() for state in states.values() for name in ("exp_avg", "exp_avg_sq")
+                ] == places
             held.append(torch.cuda.memory_allocated())
             weights.append({n: p.detach().cpu() for n, p in backend._running.policy.model.named_parameters()})
     assert held[0] - held[1] >= 0.95 * 8 * parameters  # two moments of four bytes each
