@@ -36,7 +36,7 @@ class ModelOption:
         if "://" not in address and (reason := why_not_loadable(address)):
             raise ConfigError(f"--model {text}: {reason}")
         is_path = address.startswith((".", "/", "~")) or ("://" not in address and address.count("/") > 1)
-        is_gguf = address.lower().endswith(".gguf")
+        is_gguf = address.lower().endswith(".gguf") and Path(address).is_file()
         if is_path and not is_gguf and not Path(address).is_dir():
             raise ConfigError(f"--model {text}: there is no folder {address}")
         is_folder = is_path or is_gguf or Path(address).is_dir() or _HUB_NAME.fullmatch(address) is not None

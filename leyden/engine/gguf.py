@@ -12,29 +12,57 @@ weights are written as GGUF again. To support an architecture, add a line to `_A
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from leyden._lib.atomic import commit_directory
 from leyden._lib.extras import import_optional
 from leyden.engine.chat_templates import chat_template_text
+from leyden.engine.gguf_tokenizer import split_as_llama_cpp
 from leyden.errors import ConfigError, EngineError
 
 METADATA: Final = "metadata.gguf"
 GGUF_TYPES: Final = ("f32", "f16", "q8_0")
 _FILE_TYPES: Final = {"f32": 0, "f16": 1, "q8_0": 7}
 _MAGIC: Final = b"GGUF"
-_ALIGNMENT: Final = 32
+_VERSIONS: Final = (2, 3)
+_OTHER_KINDS: Final = {
+    "mmproj": "a projector of images; give the file of the language model that it belongs to",
+    "adapter": "an adapter; merge it with llama.cpp's llama-export-lora and give the merged file",
+    "imatrix": "statistics for quantising; give the model's file",
+}
+"""What else a GGUF file may hold, by `general.type`."""
+_READ: Final = frozenset(
+    {
+        "context_length",
+        "block_count",
+        "embedding_length",
+        "feed_forward_length",
+        "vocab_size",
+        "rope.freq_base",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+        "attention.key_length",
+    }
+)
+"""The hyperparameters that the configuration of every architecture takes from the file."""
+_LLAMA3_ROPE: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The constants of Llama 3's scaled positions, of which a file has only the outcome, the tensor `rope_freqs`."""
+_ROPE_TENSOR: Final = "rope_freqs.weight"
 _LAYERS_OF_27B: Final = (46, 62)
 """Gemma 2 and 3 with 27 billion weights, whose attention llama.cpp scales by another size, which no file says."""
 _ENDS: Final = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>")
@@ -108,40 +136,62 @@ def import_gguf(
     Raise EngineError for a file that is damaged, whose architecture or quantisation is not known, or whose tensors are
     not those of the model. Raise ConfigError for an unknown template and for a folder that exists.
     """
-    file, folder = Path(file), Path(folder)
-    if folder.exists():
-        raise ConfigError(f"{folder} exists; give a folder that does not, or use this one as the model")
-    template = None if chat_template is None else chat_template_text(chat_template)
-    reader = _opened(file)
-    architecture = _text(reader, "general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise EngineError(
-            f"{file} holds a model of the architecture {architecture!r}, which is not read; known are "
-            f"{', '.join(_ARCHITECTURES)}. Give the folder of safetensors that the file was made from"
-        )
-    _check_scaling(file, reader, architecture)
-    aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True, mode=0o700)
-    try:
-        _write_folder(file, reader, architecture, template, aside, progress)
-        commit_directory(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
+    return _import(Path(file), Path(folder), chat_template, progress, _identity(Path(file)))
 
 
 def imported(file: str | Path, *, chat_template: str | None = None) -> Path:
     """Return the folder of a GGUF file in the user's cache, and import the file first if it is not there."""
-    digest = hashlib.sha256()
-    with Path(file).open("rb") as opened:
+    file, identity, digest = Path(file), _identity(Path(file)), hashlib.sha256()
+    with file.open("rb") as opened:
         while block := opened.read(2**20):
             digest.update(block)
     if chat_template is not None:
         digest.update(chat_template_text(chat_template).encode())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leyden" / "models"
-    folder = root / f"{Path(file).stem}-{digest.hexdigest()[:16]}"
-    return folder if folder.exists() else import_gguf(file, folder, chat_template=chat_template)
+    folder = root / f"{file.stem}-{digest.hexdigest()[:16]}"
+    if not folder.exists():
+        try:
+            _import(file, folder, chat_template, None, identity)
+        except ConfigError:
+            if not folder.exists():  # otherwise another process imported it meanwhile
+                raise
+    return folder
+
+
+def _import(
+    file: Path,
+    folder: Path,
+    chat_template: str | None,
+    progress: Callable[[int, int], None] | None,
+    identity: tuple[int, ...],
+) -> Path:
+    reader = _opened(file)
+    architecture = _checked(file, reader)
+    template = None if chat_template is None else chat_template_text(chat_template)
+    n_bytes = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    aside = folder.with_name(f".{folder.name}.tmp")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone_in(folder.parent):
+            if folder.exists():
+                raise ConfigError(f"{folder} exists; give a folder that does not, or use this one as the model")
+            shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
+            if (free := shutil.disk_usage(folder.parent).free) < n_bytes:
+                raise EngineError(
+                    f"{folder} needs {n_bytes / 1e9:.1f} GB, because weights are written in float32, and the disk has "
+                    f"{free / 1e9:.1f} GB left"
+                )
+            aside.mkdir(mode=0o700)
+            try:
+                _write_folder(file, reader, architecture, template, aside, progress)
+                if _identity(file) != identity:
+                    raise EngineError(f"{file} was changed while it was read; import it when nothing writes to it")
+                commit_directory(aside, folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"{file} cannot be written to {folder}: {error}") from error
+    return folder
 
 
 def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> Path:
@@ -163,7 +213,7 @@ def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> P
             "convert_hf_to_gguf.py"
         )
     metadata = _opened(folder / METADATA)
-    architecture = _text(metadata, "general.architecture")
+    architecture, alignment = _text(metadata, "general.architecture"), int(metadata.alignment)
     config: Any = _transformers("AutoConfig").from_pretrained(folder).get_text_config()
     gguf = _gguf()
     names = gguf.get_tensor_name_map(_arch(architecture), config.num_hidden_layers)
@@ -184,6 +234,10 @@ def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> P
                 kind = gguf.GGMLQuantizationType.F16
             infos.append((label, weight.shape, int(kind)))
             pieces.append(np.ascontiguousarray(gguf.quants.quantize(weight, kind)).tobytes())
+    if _rope_of(config).get("rope_type") == "llama3":
+        factors = _llama3_factors(config, _rope_of(config))
+        infos.append((_ROPE_TENSOR, factors.shape, int(gguf.GGMLQuantizationType.F32)))
+        pieces.append(factors.tobytes())
     header = _metadata_bytes(folder / METADATA, metadata, n_tensors=len(infos), file_type=_FILE_TYPES[type])
     aside = file.with_name(f".{file.name}.tmp-{os.getpid()}")
     try:
@@ -194,11 +248,11 @@ def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> P
                 encoded = label.encode()
                 out.write(struct.pack("<Q", len(encoded)) + encoded + struct.pack("<I", len(shape)))
                 out.write(struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack("<IQ", kind, offset))
-                offset += len(piece) + -len(piece) % _ALIGNMENT
+                offset += len(piece) + -len(piece) % alignment
             for piece in (b"", *pieces):
                 if piece:
                     out.write(piece)
-                out.write(bytes(-out.tell() % _ALIGNMENT))
+                out.write(bytes(-out.tell() % alignment))
             out.flush()
             os.fsync(out.fileno())
         aside.replace(file)
@@ -215,18 +269,23 @@ def _write_folder(
     folder: Path,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    link = folder / "model.gguf"  # alone, because transformers would take the tokenizer of a folder that has one
+    link.symlink_to(file.resolve())
+    where = {"pretrained_model_name_or_path": str(folder), "gguf_file": link.name}
     try:
         config: Any = _transformers("AutoConfig").from_pretrained(**where)
         tokenizer: Any = _transformers("AutoTokenizer").from_pretrained(**where)
     except Exception as error:  # transformers raises whatever its readers do
         raise EngineError(f"{file}: transformers cannot read its configuration or tokenizer: {error}") from error
+    link.unlink()
+    split_as_llama_cpp(tokenizer, file, reader.fields)
     head_size = reader.fields.get(f"{architecture}.attention.key_length")
     if head_size is not None:
         config.head_dim = int(head_size.contents())
     if architecture.startswith("gemma"):
         is_27b = config.num_hidden_layers in _LAYERS_OF_27B
         config.query_pre_attn_scalar = config.hidden_size / config.num_attention_heads if is_27b else config.head_dim
+    _check_metadata(file, reader, architecture, config)
     for name in ("quantization_config", "_name_or_path"):
         if hasattr(config, name):
             delattr(config, name)
@@ -264,7 +323,8 @@ def _weights(file: Path, reader: Any, architecture: str, model: Any) -> Iterator
     names = gguf.get_tensor_name_map(_arch(architecture), model.config.num_hidden_layers)
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     labels = {label: name for name in shapes if (label := _file_name(names, name)) is not None}
-    present = {tensor.name for tensor in reader.tensors}
+    tensors = [tensor for tensor in reader.tensors if tensor.name != _ROPE_TENSOR]
+    present = {tensor.name for tensor in tensors}
     if unknown := sorted(present - labels.keys()):
         raise EngineError(
             f"{file}: the model has no place for {', '.join(unknown[:3])}{' and others' if len(unknown) > 3 else ''}, "
@@ -272,7 +332,7 @@ def _weights(file: Path, reader: Any, architecture: str, model: Any) -> Iterator
         )
     if absent := sorted(labels.keys() - present):
         raise EngineError(f"{file}: {', '.join(absent[:3])}{' and others are' if len(absent) > 3 else ' is'} missing")
-    for tensor in reader.tensors:
+    for tensor in tensors:
         try:
             weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
@@ -288,17 +348,54 @@ def _weights(file: Path, reader: Any, architecture: str, model: Any) -> Iterator
 
 
 def _opened(file: Path) -> Any:
+    """Return the reader of a GGUF file. Raise EngineError for another kind of file, and for one that is cut off."""
     gguf = _gguf()
+    if not file.is_file():
+        raise EngineError(f"{file} is a folder, not a GGUF file" if file.is_dir() else f"there is no file {file}")
+    with file.open("rb") as opened:
+        head = opened.read(8)
+    version = int.from_bytes(head[4:], "little")
+    if head[:4] != _MAGIC:
+        raise EngineError(f"{file} is no GGUF file: it " + (f"begins with {head[:4]!r}" if head else "is empty"))
+    if len(head) == 8 and not version & 0xFFFF:
+        raise EngineError(f"{file} is big-endian; `gguf-convert-endian {file} little` of the package gguf converts it")
+    if len(head) == 8 and version not in _VERSIONS:
+        raise EngineError(
+            f"{file} is of version {version} of GGUF, and versions 2 and 3 are read; let a current llama.cpp convert the "
+            "model again"
+        )
+
+    class Reader(gguf.GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if end > (size := len(self.data)):
+                part = "the data of its tensors" if hasattr(self, "data_offset") else "its metadata"
+                raise ValueError(f"it is cut off: {part} would go on to byte {end:,}, and the file has {size:,}")
+            read: Any = super()  # pyright: ignore[reportUnknownVariableType] (a class of an untyped package)
+            return read._get(offset, dtype, count, override_order)
+
     try:
-        reader = gguf.GGUFReader(file)
-        for tensor in reader.tensors:
-            if tensor.data_offset + tensor.n_bytes > file.stat().st_size:
-                raise ValueError(f"{tensor.name} ends beyond the file")
-    except FileNotFoundError:
-        raise EngineError(f"there is no file {file}") from None
+        return Reader(file)
     except Exception as error:  # the reader raises whatever numpy does with a damaged file
-        raise EngineError(f"{file} is no GGUF file, or cut off: {error}") from error
-    return reader
+        raise EngineError(f"{file} is damaged: {error}; copy or download it again") from error
+
+
+def _checked(file: Path, reader: Any) -> str:
+    """Return the architecture of a file. Raise EngineError unless it holds a whole model of a known one."""
+    architecture = _text(reader, "general.architecture")
+    kind = "mmproj" if architecture == "clip" else _text(reader, "general.type")
+    if kind in _OTHER_KINDS:
+        raise EngineError(f"{file} holds {_OTHER_KINDS[kind]}")
+    if (n := int(_text(reader, "split.count") or 1)) > 1:
+        raise EngineError(
+            f"{file} is one of {n} pieces of a model; join them with llama.cpp's `llama-gguf-split --merge FIRST OUT`"
+        )
+    if architecture not in _ARCHITECTURES:
+        raise EngineError(
+            f"{file} holds a model of the architecture {architecture!r}, which is not read; known are "
+            f"{', '.join(_ARCHITECTURES)}. Give the folder of safetensors that the file was made from"
+        )
+    return architecture
 
 
 def _metadata_bytes(file: Path, reader: Any, *, n_tensors: int, file_type: int | None = None) -> bytes:
@@ -328,13 +425,68 @@ def _end_ids(reader: Any, tokenizer: Any) -> list[int]:
     return sorted(end for end in ends if end is not None)
 
 
-def _check_scaling(file: Path, reader: Any, architecture: str) -> None:
-    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
-    if scaling is not None and scaling.contents() != "none":
-        raise EngineError(
-            f"{file}: its positions are scaled ({scaling.contents()}), which is not read from GGUF; give the folder of "
-            "safetensors that the file was made from"
-        )
+def _check_metadata(file: Path, reader: Any, architecture: str, config: Any) -> None:
+    """Give the configuration what transformers does not read. Raise EngineError for a hyperparameter with which
+    llama.cpp would compute something else than the model.
+    """
+    rope = next((tensor for tensor in reader.tensors if tensor.name == _ROPE_TENSOR), None)
+    if rope is not None:
+        scaled = {"rope_type": "llama3", "factor": float(np.max(rope.data)), **_LLAMA3_ROPE}
+        factors = _llama3_factors(config, scaled)
+        if factors.shape != rope.data.shape or not np.allclose(factors, rope.data, rtol=1e-5):
+            raise EngineError(f"{file}: {_ROPE_TENSOR} are not the scaled positions of Llama 3, and no others are read")
+        name = "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling"  # of transformers 5, and 4
+        setattr(config, name, _rope_of(config) | scaled)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    expected = {
+        "attention.value_length": head_size,
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attention.sliding_window_pattern": 6 if architecture == "gemma3" else None,
+        "attn_logit_softcapping": getattr(config, "attn_logit_softcapping", None),
+        "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
+        "rope.dimension_count": head_size,
+        "rope.freq_base_swa": 10_000.0 if architecture == "gemma3" else None,
+        "rope.scaling.type": "none",
+    }
+    for key, field in reader.fields.items():
+        prefix, _, name = key.partition(".")
+        if prefix == architecture and name not in _READ and (value := field.contents()) != expected.get(name):
+            raise EngineError(
+                f"{file}: {key} is {value}, and the model that transformers makes of the file has {expected.get(name)}; "
+                "give the folder of safetensors that the file was made from"
+            )
+
+
+def _rope_of(config: Any) -> dict[str, Any]:
+    if (rope := getattr(config, "rope_parameters", None)) is not None:
+        return dict(rope)
+    return {"rope_theta": config.rope_theta, **(config.rope_scaling or {})}  # transformers 4
+
+
+def _llama3_factors(config: Any, scaled: dict[str, Any]) -> Array:
+    """Return what divides the frequencies of each pair of a head, as llama.cpp's converter computes it."""
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = np.arange(0, head_size, 2, dtype=np.float32) / head_size
+    waves = 2 * np.pi * _rope_of(config)["rope_theta"] ** exponents
+    low, high, length = (scaled[name] for name in _LLAMA3_ROPE)
+    share = np.clip((length / waves - low) / (high - low), 0, 1)
+    return (1 / ((1 - share) / scaled["factor"] + share)).astype(np.float32)
+
+
+def _identity(file: Path) -> tuple[int, ...]:
+    found = file.stat() if file.exists() else None
+    return () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Wait until no other process imports into a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _file_name(names: Any, name: str) -> str | None:

@@ -77,7 +77,7 @@ def load_policy(
     if isinstance(model, str | Path):
         if reason := why_not_loadable(model):
             raise EngineError(reason)
-        if Path(model).suffix.lower() == ".gguf":
+        if Path(model).suffix.lower() == ".gguf" and Path(model).is_file():
             with _one_at_a_time():
                 model = imported(model)
         loaded = _from_pretrained(AutoModelForCausalLM, model, dtype=wanted or torch.float32)

@@ -18,7 +18,7 @@ def why_not_loadable(source: str | Path) -> str:
     instead; empty if it may be a GGUF file, a model's folder or a hub name.
     """
     path = Path(source)
-    if path.suffix.lower() == ".gguf":
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
         return "" if path.is_file() else f"there is no file {source}"
     if path.is_file():
         kind = "a file of weights" if path.suffix in _WEIGHTS else "a file"
