@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import logging
 import os
 import selectors
@@ -79,36 +80,36 @@ class LoopThread:
     """An event loop in its own thread, which runs coroutines for callers in any other thread, until `stop`."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        contextvars.Context().run(self._thread.start)  # from an empty context: the thread belongs to no trace
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread. Block until it ends, and return its result or raise its error.
 
         Ctrl-C in the calling thread cancels the coroutine.
         """
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        running = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return running.result()
         except BaseException:
             running.cancel()
             raise
 
-    def stop(self) -> None:
-        """Cancel the tasks that are left and end the thread. Safe to repeat."""
+    def stop(self, seconds: float | None = None) -> None:
+        """Cancel the tasks that are left, and wait for the thread's end, `seconds` at most. Safe to repeat."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(seconds)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self.loop.run_forever()
+            self.loop.run_until_complete(end_tasks(asyncio.all_tasks(self.loop)))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
-            self._loop.close()
+            self.loop.close()
 
 
 class LoopWork(Generic[T]):

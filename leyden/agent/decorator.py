@@ -50,7 +50,6 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self._function(*args, **kwargs)
 
     def is_async(self) -> bool:
-        """Return whether the function is a coroutine function, or an object with an `async` call."""
         function = self._function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
@@ -80,7 +79,6 @@ class FunctionalLitAgent(LitAgent[Any]):
 
 
 def _load(module: str, qualname: str) -> Any:
-    """Unpickle an agent that was pickled by name. Raise UnpicklingError if the name is missing."""
     importlib.import_module(module)
     found = _find(module, qualname)
     if found is None:

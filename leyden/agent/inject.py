@@ -40,15 +40,6 @@ class Binder:
         self.name = getattr(function, "__qualname__", repr(function))
         self._strip_proxy = strip_proxy
         parameters = list(inspect.signature(function).parameters.values())
-        self._check(parameters, needs)
-        self._given = tuple(parameter.name for parameter in parameters if parameter.name in PARAMETERS)
-        self._optional = frozenset(p.name for p in parameters if p.default is not _Parameter.empty)
-        self._ambiguity_reported = False
-
-    def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
-        """Raise ConfigError unless `task` comes first, each parameter can be given by name, and the parameter `needs`
-        is there.
-        """
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
         possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"
         if not parameters or parameters[0].name != "task":
@@ -64,6 +55,9 @@ class Binder:
                 )
         if needs is not None and needs not in (parameter.name for parameter in parameters):
             raise ConfigError(f"{signature} has no parameter {needs!r}; add it, or decorate with @rollout")
+        self._given = tuple(parameter.name for parameter in parameters if parameter.name in PARAMETERS)
+        self._optional = frozenset(p.name for p in parameters if p.default is not _Parameter.empty)
+        self._ambiguity_reported = False
 
     def check(self, resources: NamedResources) -> None:
         """Raise MissingResource if the function needs a kind of resource that is not among `resources`."""
@@ -77,38 +71,34 @@ class Binder:
                 )
 
     def arguments(self, task: Any, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
-        """Return the keyword arguments of one call.
+        """Return the keyword arguments of one call. Of several resources that fit a parameter it gets the first; a
+        warning says so once.
 
-        Raise MissingResource if `resources` lacks a kind that the function needs."""
-        self.check(resources)
-        plain = {"task": task, "resources": resources, "rollout": rollout}
-        arguments: dict[str, Any] = {}
-        for name in self._given:
-            if name in plain:
-                arguments[name] = plain[name]
-            elif found := _of_kind(resources, _KINDS[name]):
-                arguments[name] = self._resource(name, found, rollout)
-        return arguments
-
-    def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
-        """Return the first of the resources that fit a parameter, a proxy as a plain LLM. Warn once if there are
-        several. Raise ConfigError for a proxy in a rollout without an attempt.
+        Raise MissingResource if `resources` lacks a kind that the function needs, and ConfigError for a model behind
+        the gateway in a rollout without an attempt.
         """
-        taken, resource = next(iter(found.items()))
-        if len(found) > 1 and not self._ambiguity_reported:
-            self._ambiguity_reported = True
-            logger.warning(
-                "agent %r is given the resource %r as %r, the first of %s; name the parameter `resources` to choose another",
-                *(self.name, taken, parameter, ", ".join(repr(name) for name in found)),
-            )
-        if not (self._strip_proxy and isinstance(resource, ProxyLLM)):
-            return resource
-        if not isinstance(rollout, AttemptedRollout):
-            raise ConfigError(
-                f"agent {self.name!r} is given a model behind the gateway, whose URL needs an attempt, but rollout "
-                f"{rollout.rollout_id!r} has none; pass an AttemptedRollout"
-            )
-        return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
+        self.check(resources)
+        arguments: dict[str, Any] = {"task": task, "resources": resources, "rollout": rollout}
+        for parameter, kind in _KINDS.items():
+            found = _of_kind(resources, kind)
+            if parameter not in self._given or not found:
+                continue
+            name, resource = next(iter(found.items()))
+            if len(found) > 1 and not self._ambiguity_reported:
+                self._ambiguity_reported = True
+                logger.warning(
+                    "agent %r is given the resource %r as %r, the first of %s; name the parameter `resources` to choose another",
+                    *(self.name, name, parameter, ", ".join(map(repr, found))),
+                )
+            if self._strip_proxy and isinstance(resource, ProxyLLM):
+                if not isinstance(rollout, AttemptedRollout):
+                    raise ConfigError(
+                        f"agent {self.name!r} is given a model behind the gateway, whose URL needs an attempt, but rollout "
+                        f"{rollout.rollout_id!r} has none; pass an AttemptedRollout"
+                    )
+                resource = resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
+            arguments[parameter] = resource
+        return {name: arguments[name] for name in self._given if name in arguments}
 
 
 def _of_kind(resources: NamedResources, kind: type[Resource]) -> dict[str, Resource]:

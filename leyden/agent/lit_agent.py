@@ -48,7 +48,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return self.rollout(task, resources, rollout)
 
     def validation_rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run a task in any mode but `train`; `rollout` unless overridden."""
+        """Run a task in a mode other than `train`; `rollout` unless overridden."""
         return self.rollout(task, resources, rollout)
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
@@ -60,7 +60,7 @@ class LitAgent(NamedOptions, Generic[T]):
         return await self.rollout_async(task, resources, rollout)
 
     async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> Any:
-        """Run a task in any mode but `train`; `rollout_async` unless overridden."""
+        """Run a task in a mode other than `train`; `rollout_async` unless overridden."""
         return await self.rollout_async(task, resources, rollout)
 
     def is_async(self) -> bool:
@@ -84,7 +84,6 @@ class LitAgent(NamedOptions, Generic[T]):
         """
 
     def set_trainer(self, trainer: Any) -> None:
-        """Remember the trainer, weakly."""
         self._trainer = weakref.ref(trainer)
 
     def get_trainer(self) -> Any:
@@ -92,7 +91,6 @@ class LitAgent(NamedOptions, Generic[T]):
         return self._alive(self._trainer, "trainer")
 
     def set_runner(self, runner: Any) -> None:
-        """Remember the runner, weakly."""
         self._runner = weakref.ref(runner)
 
     def get_runner(self) -> Any:

@@ -53,7 +53,16 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
     if result is None:
         return []
     if isinstance(result, Mapping):
-        return [_reward_span(_primary_first(cast(Mapping[Any, Any], result)), rollout)]
+        rewards = cast(Mapping[Any, Any], result)
+        if not rewards:
+            raise InvalidReturn(f"the agent returned an empty dict; {_POSSIBLE}")
+        if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
+            raise InvalidReturn(
+                f"the agent returned several rewards ({', '.join(map(repr, rewards))}) and none is called {semconv.PRIMARY_REWARD!r}; "
+                "name one so, or call emit_reward(rewards, primary_key=...)"
+            )
+        primary = semconv.PRIMARY_REWARD if len(rewards) > 1 else next(iter(rewards))
+        return [_reward_span({primary: rewards[primary], **rewards}, rollout)]
     if isinstance(result, Span | ReadableSpan):
         return [_own_span(result, rollout)]
     if isinstance(result, list | tuple):
@@ -70,7 +79,6 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
 
 
 def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
-    """Return the span of returned rewards, the primary one first. Raise InvalidReturn for a wrong name or value."""
     numbers: dict[str, float] = {}
     for name, value in rewards.items():
         if not isinstance(name, str):
@@ -84,20 +92,6 @@ def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
     span = trace.create_span(semconv.REWARD, attributes)
     span.sequence_id = 0  # the store assigns the next number of the attempt
     return span
-
-
-def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the rewards with the primary one first. Raise InvalidReturn if it is not clear which one that is."""
-    if not rewards:
-        raise InvalidReturn(f"the agent returned an empty dict; {_POSSIBLE}")
-    if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
-        raise InvalidReturn(
-            f"the agent returned several rewards ({', '.join(map(repr, rewards))}) and none is called {semconv.PRIMARY_REWARD!r}; "
-            "name one so, or call emit_reward(rewards, primary_key=...)"
-        )
-    if len(rewards) == 1:
-        return rewards
-    return {semconv.PRIMARY_REWARD: rewards[semconv.PRIMARY_REWARD], **rewards}
 
 
 def _own_span(span: object, rollout: AttemptedRollout) -> Span:

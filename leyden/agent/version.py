@@ -67,7 +67,15 @@ def _used(code: Any) -> list[str]:
     found: dict[str, None] = {ast.dump(own): None}
     waiting: list[ast.AST] = [own]
     while waiting:
-        for name in _module_names(waiting.pop()):
+        # The module-level names that the code refers to, in nested functions and classes too. `symtable` reads source
+        # only, so the tree is written out again.
+        top = symtable.symtable(ast.unparse(waiting.pop()), "module", "exec")
+        names, tables = {each.get_name() for each in top.get_symbols()}, list(top.get_children())
+        while tables:
+            table = tables.pop()
+            names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+            tables += table.get_children()
+        for name in names:
             binding = statements.get(name, ())
             if not all(isinstance(each, _DEFINITIONS) for each in binding) and name in vars(module):
                 value = vars(module)[name]
@@ -99,19 +107,6 @@ def _statements(source: str) -> Mapping[str, Sequence[ast.stmt]]:
             if each.is_assigned() or each.is_imported():
                 statements.setdefault(each.get_name(), []).append(statement)
     return statements
-
-
-def _module_names(code: ast.AST) -> set[str]:
-    """Return the module-level names that `code` refers to, in nested functions and classes too. `symtable` reads source
-    only, so the tree is written out again.
-    """
-    top = symtable.symtable(ast.unparse(code), "module", "exec")
-    names, waiting = {each.get_name() for each in top.get_symbols()}, list(top.get_children())
-    while waiting:
-        table = waiting.pop()
-        names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
-        waiting += table.get_children()
-    return names
 
 
 def _plain(value: Any) -> Any:

@@ -8,15 +8,15 @@ AgentOps's client, which needs a key and sends to agentops.ai, is never started:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, ClassVar
 
 from opentelemetry import trace as otel_trace
 
 from leyden._lib.extras import require_packages
-from leyden._lib.patching import Patch
 from leyden.tracing.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
+from leyden.tracing.instrumentation.instrumentation import Patch
 from leyden.tracing.otel_tracer import OtelTracer
 
 _LEFT_WRAPPED = (
@@ -27,9 +27,7 @@ _LEFT_WRAPPED = (
     ("anthropic.resources.messages.messages", "Messages", "stream"),
     ("anthropic.resources.messages.messages", "AsyncMessages", "stream"),
 )
-"""Methods that AgentOps 0.4.21 wraps and does not unwrap.
-
-A second block would record each call twice."""
+"""Methods that AgentOps 0.4.21 wraps and does not unwrap. A second block would record each call twice."""
 
 
 class AgentOpsTracer(OtelTracer):
@@ -69,26 +67,20 @@ class _AgentOps(Instrumentation):
             core.provider, core._initialized = otel_trace.get_tracer_provider(), True
             # so that AgentOps does not shut the provider down when the process exits
             self._undo.callback(lambda: (setattr(core, "provider", None), setattr(core, "_initialized", False)))
-        init = Patch(client.Client, "init", lambda original: _does_nothing)
+
+        def no_init(self: Any, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        init = Patch(client.Client, "init", lambda original: no_init)
         init.apply()
         self._undo.callback(init.undo)
         if not instrumentation._active_instrumentors:
-            for owner, name in _left_wrapped():
-                self._undo.callback(setattr, owner, name, vars(owner)[name])
+            for module, owner, name in _LEFT_WRAPPED:
+                with suppress(ImportError, AttributeError):  # not installed, or another version
+                    kind = getattr(importlib.import_module(module), owner)
+                    self._undo.callback(setattr, kind, name, vars(kind)[name])
             instrumentation.instrument_all()
             self._undo.callback(instrumentation.uninstrument_all)
 
     def remove(self) -> None:
         self._undo.close()
-
-
-def _does_nothing(self: Any, *args: Any, **kwargs: Any) -> None:
-    pass
-
-
-def _left_wrapped() -> Iterator[tuple[Any, str]]:
-    for module, owner, name in _LEFT_WRAPPED:
-        try:
-            yield getattr(importlib.import_module(module), owner), name
-        except (ImportError, AttributeError):  # not installed, or another version
-            continue

@@ -37,7 +37,7 @@ from typing import Any
 
 from opentelemetry import context as otel_context
 
-from leyden._lib.patching import Patch
+from leyden.tracing.instrumentation.instrumentation import Patch
 from leyden.tracing.trace import CURRENT, Trace
 
 _ENV_POSITION = 10

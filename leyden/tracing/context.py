@@ -157,8 +157,8 @@ class TraceContext:
         try:
             CURRENT.reset(current)
         except ValueError:
-            # The trace was opened in another context, as in a generator that another task finishes.
-            # That context ends with its task, so there is nothing to restore.
+            # The trace was opened in another context, as in a generator that another task finishes. That context ends
+            # with its task, so there is nothing to restore.
             logger.debug("the trace %r was closed in another context than it was opened in", self._trace.name)
         _LAST.set(self._trace)
         return self._trace
@@ -206,8 +206,8 @@ class Carried:
     def _trace(self) -> Generator[None]:
         """Open the carried trace in this process, below the span that was current where it was packed."""
         url = self.environment[SPANS_URL]
-        # `prepare` is mostly a tracer's bound method, with the tracer as its `__self__`. Then this
-        # trace opens the same contexts (`while_open`) as the tracer's traces.
+        # `prepare` is mostly a tracer's bound method, with the tracer as its `__self__`. Then this trace opens the same
+        # contexts (`while_open`) as the tracer's traces.
         prepare: Any = None if self.prepare is None else pickle.loads(self.prepare)
         around = getattr(getattr(prepare, "__self__", None), "while_open", nullcontext)
         if prepare is not None:

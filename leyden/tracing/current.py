@@ -20,12 +20,9 @@ def current_trace() -> Trace | None:
     trace = CURRENT.get()
     if trace is None:
         trace = trace_of(otel_context.get_current())
-    return trace if trace is not None else inherited_trace()
-
-
-def inherited_trace() -> Trace | None:
-    """Return the trace in which this process was started, as its environment variables say, or None."""
-    return process_trace() if SPANS_URL in os.environ else None
+    if trace is None and SPANS_URL in os.environ:
+        trace = process_trace()
+    return trace
 
 
 def trace_of(context: otel_context.Context) -> Trace | None:

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from leyden._lib.event_loops import LoopThread
 from leyden.errors import LeydenError, StoreClosed, StoreError
 from leyden.types import Span
 
@@ -98,10 +99,8 @@ class SpanOutbox:
         self._late.put(span)
 
     async def close(self) -> None:
-        """Deliver every span that was put. Call it in the delivery's own loop.
-
-        If a span could not be delivered, raise the store's error. Another error than a
-        LeydenError is raised as a StoreError.
+        """Deliver every span that was put. Call it in the delivery's own loop. If a span could not be delivered, raise
+        the store's error; one that is no LeydenError is raised as a StoreError.
         """
         try:
             await self._delivery.drain(self)
@@ -170,9 +169,9 @@ class Delivery:
         """Close the outbox, and wait until its spans are in the store, or are refused, or failed once more."""
         with self._lock:
             outbox.closed = True
-        # The first round may join a batch that was taken before the last spans ended; the second
-        # one has all of them; the third is one more try for a batch that failed or was cancelled
-        # (asyncio.run cancels every task of its loop at its end).
+        # The first round may join a batch that was taken before the last spans ended; the second one has all of them;
+        # the third is one more try for a batch that failed or was cancelled (asyncio.run cancels every task of its loop
+        # at its end).
         for _ in range(3):
             if not outbox.waiting:
                 return
@@ -213,8 +212,7 @@ class Delivery:
         if self._batch is None:
             with self._lock:
                 batch, self._pending = self._pending, []
-            # An empty context: the store's own work must not be traced as a part of the attempt
-            # that happened to wake us.
+            # An empty context: the store's own work must not be traced as a part of the attempt that woke us.
             self._batch = self.loop.create_task(self._deliver(batch), context=contextvars.Context())
         return self._batch
 
@@ -297,35 +295,27 @@ def open_outbox(store: SpanDestination, loop: asyncio.AbstractEventLoop, name: s
 
 
 class _Background:
-    """A daemon thread with an event loop, for this process only: a fork starts its own."""
+    """The thread that delivers late spans, for this process only: a fork starts its own."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
+        self.thread = LoopThread("leyden-delivery")
         self.deliveries: weakref.WeakSet[Delivery] = weakref.WeakSet()
         """Deliveries that may hold late spans when the process ends."""
-        self._thread = threading.Thread(target=self._run, name="leyden-delivery", daemon=True)
-        contextvars.Context().run(self._thread.start)  # from an empty context, so that the thread belongs to no trace
         atexit.register(self._finish)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
 
     def _finish(self) -> None:
         """Give late spans a moment to arrive, at the end of the process."""
         if self.pid != os.getpid():
             return
-        with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._flush(), self.loop).result(_EXIT_SECONDS)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_EXIT_SECONDS)
-        if not self.loop.is_running():
-            self.loop.close()
 
-    async def _flush(self) -> None:
-        for delivery in list(self.deliveries):
-            await delivery.flush()
+        async def flush() -> None:
+            for delivery in list(self.deliveries):
+                await delivery.flush()
+
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(flush(), self.thread.loop).result(_EXIT_SECONDS)
+        self.thread.stop(_EXIT_SECONDS)
 
 
 _background: _Background | None = None
@@ -337,4 +327,4 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _registry_lock:
         if _background is None or _background.pid != os.getpid():
             _background = _Background()
-        return _background.loop
+        return _background.thread.loop

@@ -45,9 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class OtelTracer(Tracer):
-    """Collects the spans of any OpenTelemetry instrumentation.
-
-    All tracers of a process share one listener.
+    """Collects the spans of any OpenTelemetry instrumentation. All tracers of a process share one listener.
 
     instrumentation: which of `leyden.tracing.instrumentation.names()` to install while a trace is open; None: HTTP
         clients, and every library that is imported by the time the trace opens (none is imported only to be
@@ -83,8 +81,7 @@ class LightningSpanProcessor(SpanProcessor):
     """
 
     def __init__(self) -> None:
-        # By span id, because `on_end` gets a copy of the span. Weak, because some spans are never
-        # ended.
+        # By span id, because `on_end` gets a copy of the span. Weak, because some spans are never ended.
         self._started: weakref.WeakValueDictionary[int, SdkSpan] = weakref.WeakValueDictionary()
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:

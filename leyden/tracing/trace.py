@@ -264,10 +264,7 @@ class Trace:
         span_id: str,
         parent: tuple[str, str | None],
     ) -> Span:
-        """
-        start, end: Unix seconds.
-        parent: the span's trace id, and the span id of its parent or None.
-        """
+        """Make a span below `parent`: its trace id, and the span id of the parent or None."""
         return Span(
             rollout_id=self.rollout_id,
             attempt_id=self.attempt_id,

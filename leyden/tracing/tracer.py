@@ -52,11 +52,11 @@ class Tracer(NamedOptions, ABC):
         self.prepare()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind a worker's store, the default for traces of attempts. Each worker calls this before it works."""
+        """Bind the store of a worker, the default for traces of attempts, before it works."""
         self._worker_stores = {**self._worker_stores, worker_id: store}
 
     def teardown_worker(self, worker_id: int) -> None:
-        """Release the worker's store. Each worker calls this after its work."""
+        """Release the store of a worker, after its work."""
         self._worker_stores = {key: store for key, store in self._worker_stores.items() if key != worker_id}
 
     def teardown(self) -> None:
@@ -79,7 +79,13 @@ class Tracer(NamedOptions, ABC):
         without ids, and for ids without `store` if the workers have different stores.
         """
         if store is None and rollout_id is not None:
-            store = self._workers_store()
+            stores = list({id(each): each for each in self._worker_stores.values()}.values())
+            if len(stores) > 1:
+                raise ConfigError(
+                    f"the workers of this tracer have different stores ({', '.join(each.url for each in stores)}); say which one a "
+                    "trace goes to: trace_context(store=..., rollout_id=..., attempt_id=...)"
+                )
+            store = stores[0] if stores else None
         context = TraceContext(
             name,
             store,
@@ -91,15 +97,6 @@ class Tracer(NamedOptions, ABC):
         )
         self.prepare()
         return context
-
-    def _workers_store(self) -> LightningStore | None:
-        stores = list({id(store): store for store in self._worker_stores.values()}.values())
-        if len(stores) > 1:
-            raise ConfigError(
-                f"the workers of this tracer have different stores ({', '.join(store.url for store in stores)}); say which one a trace "
-                "goes to: trace_context(store=..., rollout_id=..., attempt_id=...)"
-            )
-        return stores[0] if stores else None
 
     def __getstate__(self) -> dict[str, Any]:
         # without the workers' stores, which belong to this process

@@ -24,7 +24,6 @@ def emit_span(
     """Record one span in the current trace and return it.
 
     what: the function that the user called, for the message of NoActiveTrace.
-    name: the span's name.
     propagate: False makes the span without recording it, and needs no trace.
     """
     trace = active_trace(what) if propagate else Trace(LOCAL, LOCAL, LOCAL, None)
@@ -129,7 +128,6 @@ def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) ->
 
 
 def _flat(prefix: str, mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of nested dicts with dotted keys."""
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):

@@ -30,7 +30,15 @@ def emit_reward(
     NoActiveTrace outside a trace.
     """
     if isinstance(reward, Mapping):
-        named = _primary_first(reward, primary_key)
+        names = ", ".join(map(repr, reward)) or "none"
+        if not reward:
+            raise InvalidEmission("the dict of rewards is empty; a reward needs at least one named number")
+        if primary_key is None and len(reward) > 1:
+            raise InvalidEmission(f"of several rewards one is primary: give primary_key, one of {names}")
+        primary = next(iter(reward)) if primary_key is None else primary_key
+        if primary not in reward:
+            raise InvalidEmission(f"primary_key={primary_key!r} is not among the rewards ({names})")
+        named = {primary: reward[primary], **reward}
     elif primary_key is not None:
         raise InvalidEmission(f"primary_key={primary_key!r} is for a dict of rewards, but the reward is {reward!r}")
     else:
@@ -49,17 +57,3 @@ def emit_reward(
         score: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
         events.append(SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=score))
     return emit_span("emit_reward", semconv.REWARD, together, propagate=propagate, events=events)
-
-
-def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:
-    """Return the rewards with the primary one first. Raise InvalidEmission if it is not clear which one is primary."""
-    names = ", ".join(repr(name) for name in rewards) or "none"
-    if not rewards:
-        raise InvalidEmission("the dict of rewards is empty; a reward needs at least one named number")
-    if primary_key is None and len(rewards) > 1:
-        raise InvalidEmission(f"of several rewards one is primary: give primary_key, one of {names}")
-    if primary_key is None:
-        return rewards
-    if primary_key not in rewards:
-        raise InvalidEmission(f"primary_key={primary_key!r} is not among the rewards ({names})")
-    return {primary_key: rewards[primary_key], **rewards}

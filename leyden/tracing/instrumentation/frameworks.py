@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from leyden._lib.patching import Patch
-from leyden.tracing.instrumentation.instrumentation import Instrumentation
+from leyden.tracing.instrumentation.instrumentation import Instrumentation, Patch
 from leyden.tracing.instrumentation.packaged import PackagedInstrumentation
 
 _NO_TELEMETRY = "CREWAI_DISABLE_TELEMETRY"

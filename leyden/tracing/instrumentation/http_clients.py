@@ -12,8 +12,7 @@ import importlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar
 
-from leyden._lib.patching import Patch
-from leyden.tracing.instrumentation.instrumentation import Patches
+from leyden.tracing.instrumentation.instrumentation import Patch, Patches
 from leyden.tracing.instrumentation.route import current_route
 
 

@@ -11,11 +11,9 @@ import importlib.util
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
-
-from leyden._lib.patching import Patch
+from typing import Any, ClassVar
 
 _lock = threading.RLock()
 _users: dict[type[Instrumentation], int] = {}
@@ -70,6 +68,40 @@ class Instrumentation(AbstractContextManager[None], ABC):
     @abstractmethod
     def remove(self) -> None:
         """Restore the library as it was before `install`."""
+
+
+class Patch:
+    """One method of a class or function of a module, replaced and put back. Not thread-safe: its owner calls `apply`
+    and `undo` under a lock, and counts who needs the patch.
+
+    owner, name: the class or module, and the name of its attribute that is replaced.
+    replace: returns the replacement, given the original.
+    """
+
+    def __init__(self, owner: Any, name: str, replace: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._replace = owner, name, replace
+        self._original: Any = None
+        self._replacement: Any = None
+        self._inherited = False
+
+    def apply(self) -> None:
+        """Replace the original. Safe to repeat."""
+        if self._replacement is None:
+            self._original = getattr(self._owner, self._name)
+            self._inherited = self._name not in vars(self._owner)
+            self._replacement = self._replace(self._original)
+            setattr(self._owner, self._name, self._replacement)
+
+    def undo(self) -> None:
+        """Restore the original. Do nothing if another patch was put over this one since."""
+        # The other patch calls this replacement, so it has to stay. The next `apply` uses it again.
+        if self._replacement is None or getattr(self._owner, self._name) is not self._replacement:
+            return
+        if self._inherited:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._original)
+        self._replacement = None
 
 
 class Patches(Instrumentation):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from leyden.tracing.instrumentation.instrumentation import Instrumentation
@@ -20,7 +18,7 @@ _WANTED = {
     "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY",
 }
-"""Environment variables with which the packages record messages in spans."""
+"""Environment variables with which the packages record messages in spans, unless the user has set them."""
 
 
 class PackagedInstrumentation(Instrumentation):
@@ -38,26 +36,19 @@ class PackagedInstrumentation(Instrumentation):
     def install(self) -> None:
         instrumentor: Any = getattr(importlib.import_module(self.modules[-1]), self.instrumentor)()
         if not instrumentor.is_instrumented_by_opentelemetry:
-            with _defaults(_WANTED):
-                instrumentor.instrument()
+            added = {name: value for name, value in _WANTED.items() if name not in os.environ}
+            os.environ.update(added)
+            try:
+                instrumentor.instrument()  # reads the variables
+            finally:
+                for name in added:
+                    os.environ.pop(name, None)
             self._ours = instrumentor
 
     def remove(self) -> None:
         instrumentor, self._ours = self._ours, None
         if instrumentor is not None:
             instrumentor.uninstrument()
-
-
-@contextmanager
-def _defaults(variables: dict[str, str]) -> Generator[None]:
-    """Set environment variables, unless the user has, for a library that reads them while it is instrumented."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 class OpenAIInstrumentation(PackagedInstrumentation):
