@@ -70,7 +70,7 @@ def models() -> None:
     Examples:
       leyden models get smollm2 smollm2
       leyden models import model.gguf model --chat-template chatml
-      leyden models export .leyden/RUN/model trained.gguf --type q8_0
+      leyden models export RUN trained.gguf --type q8_0
     """
 
 
@@ -142,21 +142,62 @@ def import_(
 
 @models_commands.command("export")
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a model that came from a GGUF file.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The GGUF file to write; it must not exist.")],
-    type: Annotated[str, typer.Option(help="The precision of matrices: f32, f16 or q8_0.")] = "f16",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder, or the folder of a model.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The folder to write, or a file NAME.gguf; it must not exist.")
+    ],
+    type: Annotated[
+        str | None, typer.Option(help="The precision of matrices in a GGUF file: f32, f16 or q8_0.", show_default="f16")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Where the base model of an adapter is now.", show_default="where it was"),
+    ] = None,
 ) -> None:
-    """Write a model as a GGUF file, for llama.cpp and what is built on it.
+    """Write the whole model of a run that trained an adapter (LoRA), merged in, as a Hugging Face folder; or a model
+    that came from a GGUF file as one again, for llama.cpp and what is built on it.
 
     \b
     Examples:
-      leyden models export model trained.gguf
-      leyden models export .leyden/RUN/model trained.gguf --type q8_0
+      leyden models export RUN trained
+      leyden models export RUN trained.gguf --type q8_0
+      leyden models export .leyden/RUN/model trained --base /models/gemma3
     """
-    from leyden.engine.gguf import export_gguf
+    from leyden._lib.atomic import commit_directory
+    from leyden.engine.gguf import check_export, export_gguf
+    from leyden.engine.source import BaseModel
+    from leyden.training.runs import open_run
+    from leyden.training.runs.folder import MANIFEST
 
-    written = export_gguf(folder, file, type=type)
-    echo(f"wrote {written} ({written.stat().st_size / 1e6:,.0f} MB)")
+    source = Path(run)
+    if not source.is_dir() or (source / MANIFEST).exists():
+        source = (open_run(run).directory or source) / "model"
+        if not source.is_dir():
+            raise ConfigError(f"run {run} has no {source}: training writes it when it ends. Continue the run")
+    adapted, is_gguf = BaseModel.of(source), out.suffix.lower() == ".gguf"
+    if base is not None and adapted is None:
+        raise ConfigError(f"{source} is a whole model, without an adapter whose base model --base could name")
+    if is_gguf:
+        check_export(out, type or "f16")
+    elif type is not None or adapted is None:
+        what = "has no adapter to merge, so use it as it is" if adapted is None else "and --type belong to a GGUF file"
+        raise ConfigError(f"{source if adapted is None else out} {what}; to write a GGUF file, give OUT as NAME.gguf")
+    else:
+        _refuse_existing(out)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".tmp-") as temporary:
+        if adapted is not None:
+            from leyden.engine.loading import load_policy, write_pretrained
+
+            policy = load_policy(source, None, device="cpu", dtype=adapted.dtype, base=base)
+            source = Path(temporary) / "model"
+            write_pretrained(policy, source)
+        if is_gguf:
+            export_gguf(source, out, type=type or "f16")
+        else:
+            commit_directory(source, out)
+    n_bytes = sum(each.stat().st_size for each in (out.iterdir() if out.is_dir() else (out,)))
+    echo(f"wrote {out} ({n_bytes / 1e6:,.0f} MB)")
 
 
 def _refuse_existing(folder: Path) -> None:

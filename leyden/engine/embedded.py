@@ -41,6 +41,7 @@ from leyden.engine.policy_backend import (
     SharedWeights,
     started,
 )
+from leyden.engine.source import BaseModel
 from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
@@ -108,7 +109,8 @@ class EmbeddedBackend(PolicyBackend):
         companion: Companion | None = None,
     ) -> None:
         """model: a folder, a GGUF file, a hub name, or a model object (also a PEFT model), which the backend then owns.
-            A GGUF file is dequantised to float32 once, into the user's cache.
+            A GGUF file is dequantised to float32 once, into the user's cache. An adapter that a run has left is merged
+            into its base model.
         tokenizer: a folder, a hub name, or a tokenizer object; None takes the tokenizer beside the model. A model
             object without a tokenizer is sampled by token ids.
         model_name: the name under which the endpoint serves the policy.
@@ -123,7 +125,7 @@ class EmbeddedBackend(PolicyBackend):
             memory at once. Padding counts; a prefix that sequences share counts once. A gradient or a step that runs
             out of memory halves it.
         lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as a dict.
-            `save_pretrained` merges them into the weights, `save_adapter` writes only them. None: train all weights.
+            None: train all weights.
         value_head: add a linear head on the last hidden state that estimates returns (a critic), for losses that use
             values. It is trained with the policy and saved in its state, but is not part of an exported Hugging Face
             folder.
@@ -185,6 +187,11 @@ class EmbeddedBackend(PolicyBackend):
         self._max_length = max_length
         self._max_tokens_per_microbatch = max_tokens_per_microbatch
         self._lora = LoRA.of(lora)
+        if self._lora and self._lora.adapter and isinstance(model, str | Path) and (base := BaseModel.of(model)):
+            raise ConfigError(
+                f"{model} is an adapter of {base.model} itself, and lora= adds the one in {self._lora.adapter}; give "
+                f"model={base.model!r}, or leave the adapter out"
+            )
         self._value_head = value_head
         self._gradient_checkpointing = gradient_checkpointing
         self._offload = offload
@@ -282,7 +289,8 @@ class EmbeddedBackend(PolicyBackend):
     async def save_pretrained(self, path: Path) -> None:
         from leyden.engine.loading import write_pretrained
 
-        await started(self._running).train(lambda running: write_pretrained(running.policy, path))
+        whole = self._lora is not None and self._lora.merge
+        await started(self._running).train(lambda running: write_pretrained(running.policy, path, whole=whole))
 
     async def save_adapter(self, path: Path) -> None:
         if self._lora is None:

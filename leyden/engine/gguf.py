@@ -203,10 +203,7 @@ def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> P
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (its paths are untyped)
 
     folder, file = Path(folder), Path(file)
-    if type not in GGUF_TYPES:
-        raise ConfigError(f"type is {type!r}; a GGUF file is written as {', '.join(GGUF_TYPES)}")
-    if file.exists():
-        raise ConfigError(f"{file} exists; give another name or delete it")
+    check_export(file, type)
     if not (folder / METADATA).is_file():
         raise ConfigError(
             f"{folder} has no {METADATA}, so the model does not come from a GGUF file; convert it with llama.cpp's "
@@ -259,6 +256,14 @@ def export_gguf(folder: str | Path, file: str | Path, *, type: str = "f16") -> P
     finally:
         aside.unlink(missing_ok=True)
     return file
+
+
+def check_export(file: Path, type: str) -> None:
+    """Raise ConfigError unless a GGUF file of this type can be written to `file`, which must not exist."""
+    if type not in GGUF_TYPES:
+        raise ConfigError(f"type is {type!r}; a GGUF file is written as {', '.join(GGUF_TYPES)}")
+    if file.exists():
+        raise ConfigError(f"{file} exists; give another name or delete it")
 
 
 def _write_folder(

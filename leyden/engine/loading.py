@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib
+import json
+import logging
 import pickle
 import re
 import shutil
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +27,13 @@ from transformers.utils import logging as transformers_logging
 from leyden.engine.chat_templates import chat_template_text
 from leyden.engine.context import context_of
 from leyden.engine.gguf import METADATA, imported
-from leyden.engine.lora import merged
-from leyden.engine.policy_backend import SharedWeights
-from leyden.engine.source import why_not_loadable
+from leyden.engine.lora import add_adapter, merge, merged, write_adapter
+from leyden.engine.policy_backend import LoRA, SharedWeights
+from leyden.engine.source import ADAPTER, BASE, BaseModel, model_digest, model_files, remedy, why_not_loadable
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
+
+logger = logging.getLogger("leyden.engine")
 
 _loading = threading.Lock()
 """Held while transformers loads or saves a model."""
@@ -54,6 +58,13 @@ class LoadedPolicy:
     """The number of rows of the model's embeddings."""
     gguf_metadata: Path | None = None
     """The metadata of the GGUF file that the model comes from."""
+    origin: str | None = None
+    """The folder, GGUF file or hub name that the model was loaded from; None for a model object, and for one that an
+    adapter was merged into."""
+    files: Path = Path()
+    """The folder with the files of `origin`."""
+    stamps: tuple[tuple[str, int, int], ...] = ()
+    """Name, size and time of change of these files when they were loaded."""
 
     @property
     def device_type(self) -> str:
@@ -61,27 +72,50 @@ class LoadedPolicy:
 
 
 def load_policy(
-    model: Any, tokenizer: Any, *, device: str | None, dtype: str | None, chat_template: str | None = None
+    model: Any,
+    tokenizer: Any,
+    *,
+    device: str | None,
+    dtype: str | None,
+    chat_template: str | None = None,
+    base: str | None = None,
 ) -> LoadedPolicy:
     """Load a model and its tokenizer, and return them on the device.
 
-    model: a folder, a GGUF file, a hub name or an object.
+    model: a folder, a GGUF file, a hub name or an object. An adapter that a run has left is merged into its base model.
     tokenizer: a folder, a hub name or an object; None: the model's.
     device, dtype: None: the default of `EmbeddedBackend`.
     chat_template: replaces the tokenizer's.
-    Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded. Raise ConfigError if the
-    tokenizer has more tokens than the model's embeddings, because it then belongs to another model.
+    base: where the base model of an adapter is now; None: where it was.
+    Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded, and if the base model of an
+    adapter has changed. Raise ConfigError if the tokenizer has more tokens than the model's embeddings, because it then
+    belongs to another model.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+    origin, files = None, Path()
     if isinstance(model, str | Path):
-        if reason := why_not_loadable(model):
+        if reason := why_not_loadable(base or model):
             raise EngineError(reason)
-        if Path(model).suffix.lower() == ".gguf" and Path(model).is_file():
+        recorded = BaseModel.of(model)
+        origin = folder = str(model if recorded is None else base or recorded.found())
+        if Path(origin).suffix.lower() == ".gguf" and Path(origin).is_file():
             with _one_at_a_time():
-                model = imported(model)
-        loaded = _from_pretrained(AutoModelForCausalLM, model, dtype=wanted or torch.float32)
-        tokenizer = str(model) if tokenizer is None else tokenizer
+                folder = str(imported(origin))
+        loaded = _from_pretrained(AutoModelForCausalLM, folder, dtype=wanted or torch.float32)
+        files = _files_of(folder)
+        if recorded is not None:
+            if model_digest(files) != recorded.sha256:
+                raise EngineError(
+                    f"{model} is an adapter of the model {recorded.model}, and {origin} has other weights or another "
+                    f"configuration than that had; {remedy(model)}"
+                )
+            loaded, origin, folder = (
+                merge(add_adapter(loaded, LoRA(adapter=model), seed=0)).requires_grad_(),
+                None,
+                str(model),
+            )
+        tokenizer = folder if tokenizer is None else tokenizer
     else:
         loaded = model if wanted is None else model.to(wanted)
     if isinstance(tokenizer, str | Path):
@@ -104,25 +138,70 @@ def load_policy(
         context=context,
         context_reason=context_reason,
         n_vocabulary=n_vocabulary,
-        gguf_metadata=metadata
-        if isinstance(model, str | Path) and (metadata := Path(model) / METADATA).is_file()
-        else None,
+        gguf_metadata=metadata if (metadata := files / METADATA).is_file() else None,
+        origin=origin,
+        files=files,
+        stamps=() if origin is None else _stamps(files),
     )
 
 
-def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
-    """Write the model and its tokenizer as a Hugging Face folder. Adapters are merged into a copy of the weights, so
-    that any library loads the folder.
+def write_pretrained(policy: LoadedPolicy, path: Path, *, whole: bool = False) -> None:
+    """Write the model and its tokenizer as a Hugging Face folder. Adapters are written alone if the model beneath comes
+    from files, which must be as they were; else they are merged into a copy of the weights.
+
+    whole: merge them in any case.
     """
     model = policy.model
-    if hasattr(model, "merge_and_unload"):
-        model = merged(model)
-    with _one_at_a_time(), _declared_tied(model) as weights:
-        model.save_pretrained(path, state_dict=weights)
+    adapted = hasattr(model, "merge_and_unload")
+    alone = adapted and not whole and policy.origin is not None and path.absolute() != policy.files.absolute()
+    if alone and not (policy.files.is_dir() and _stamps(policy.files) == policy.stamps):
+        logger.warning(
+            "%s has changed since it was loaded, so %s gets the whole model instead of its adapter", policy.origin, path
+        )
+        alone = False
+    # What an earlier call left in the other form is removed: the folder would be two models.
+    for old in path.glob("model*.safetensors*") if alone else (path / name for name in (BASE, *ADAPTER)):
+        old.unlink(missing_ok=True)
+    if alone:
+        _write_alone(policy, path)
+    else:
+        model = merged(model) if adapted else model
+        with _one_at_a_time(), _declared_tied(model) as weights:
+            model.save_pretrained(path, state_dict=weights)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
     if policy.gguf_metadata is not None:
         shutil.copyfile(policy.gguf_metadata, path / METADATA)
+
+
+def _write_alone(policy: LoadedPolicy, path: Path) -> None:
+    """Write the adapters of a model as peft does, and what the model was loaded from.
+
+    Its configuration is left out: with it, transformers takes the folder for a whole model.
+    """
+    origin, folder = str(policy.origin), str(policy.files.absolute())
+    is_path = Path(origin).exists()
+    for config in policy.model.peft_config.values():
+        config.base_model_name_or_path = folder if is_path else origin
+    with _one_at_a_time():
+        write_adapter(policy.model, path)
+    (path / "config.json").unlink(missing_ok=True)
+    dtype = str(policy.model.get_base_model().dtype).removeprefix("torch.")
+    record = BaseModel(str(Path(origin).absolute()) if is_path else origin, folder, model_digest(policy.files), dtype)
+    (path / BASE).write_text(json.dumps(asdict(record), indent=2) + "\n")
+
+
+def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    found = [(path.name, path.stat()) for path in model_files(folder)]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+def _files_of(model: str) -> Path:
+    """Return the folder with the files of a model: of a hub name, the one in the hub's cache."""
+    if Path(model).is_dir():
+        return Path(model)
+    untyped: Any = importlib.import_module("transformers.utils")
+    return Path(untyped.cached_file(model, "config.json")).parent
 
 
 @contextlib.contextmanager

@@ -17,11 +17,12 @@ from safetensors import SafetensorError
 
 from leyden._lib.extras import import_optional
 from leyden.engine.policy_backend import LoRA
+from leyden.engine.source import ADAPTER
 from leyden.engine.state import first_difference
 from leyden.engine.untyped import load_tensors
 from leyden.errors import ConfigError
 
-_WEIGHTS = "adapter_model.safetensors"
+_CONFIG, _WEIGHTS = ADAPTER
 
 
 def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
@@ -52,8 +53,8 @@ def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
             raise ConfigError(f"lora cannot be applied to {type(model).__name__}: {error}{where}") from error
         finally:
             torch.random.set_rng_state(random_state)
-    if lora.adapter is not None:
-        _load_weights(peft, wrapped, Path(lora.adapter), made_for)
+        if lora.adapter is not None:
+            _load_weights(peft, wrapped, Path(lora.adapter), made_for)
     return wrapped.eval()
 
 
@@ -90,13 +91,19 @@ def merged(model: Any, *, without_numbers: bool = False) -> Any:
     without_numbers: copy the structure alone, with weights on torch's device "meta".
     """
     weights = model.parameters() if without_numbers else ()
-    copied = copy.deepcopy(
-        model, {id(each): torch.nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in weights}
+    return merge(
+        copy.deepcopy(
+            model, {id(each): torch.nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in weights}
+        )
     )
-    _untie_adapted(copied)
+
+
+def merge(model: Any) -> Any:
+    """Merge a model's adapters into its weights, in place. Raise ConfigError if part of an adapter remains."""
+    _untie_adapted(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # peft warns that the two are no longer tied
-        whole = copied.merge_and_unload()
+        whole = model.merge_and_unload()
     left = next((name for name, module in whole.named_modules() if type(module).__module__.startswith("peft.")), None)
     if left is not None:
         raise ConfigError(
@@ -128,9 +135,9 @@ def _config_in(peft: Any, folder: Path) -> Any:
     """Return peft's configuration of the adapter in `folder`, set for training. Raise ConfigError if there is no
     adapter, or if it cannot be read.
     """
-    if not (folder / "adapter_config.json").is_file() or not (folder / _WEIGHTS).is_file():
+    if not (folder / _CONFIG).is_file() or not (folder / _WEIGHTS).is_file():
         raise ConfigError(
-            f"{folder} holds no adapter: adapter_config.json or {_WEIGHTS} is missing; give a folder that save_adapter wrote"
+            f"{folder} holds no adapter: {_CONFIG} or {_WEIGHTS} is missing; give a folder that save_adapter wrote"
         )
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
 from leyden._lib.components import KeepsArguments
-from leyden._lib.options import NamedOptions, check_number, named_options
+from leyden._lib.options import NamedOptions, check_flag, check_number, named_options
 from leyden.errors import ConfigError, EngineError
 from leyden.objectives.losses import Loss, find_loss
 from leyden.types import LLM, TrainingSequence
@@ -99,10 +99,14 @@ class LoRA:
     head."""
     adapter: str | Path | None = None
     """A folder with an adapter to continue with. It decides rank, alpha and modules itself."""
+    merge: bool = False
+    """Whether `save_pretrained`, and so a run's `model/`, has the whole model, with the adapters merged in. False: the
+    adapters and the place of the base model; `leyden models export` writes the whole model later."""
 
     def __post_init__(self) -> None:
         check_number("rank", self.rank, at_least=1, whole=True)
         check_number("alpha", self.alpha, above=0)
+        check_flag("merge", self.merge)
         if not self.target_modules or not all(isinstance(name, str) for name in self.target_modules):
             raise ConfigError(
                 f'target_modules is {self.target_modules!r}; give names of layers, ("q_proj", "v_proj"), or "all-linear"'
@@ -272,7 +276,9 @@ class Learner(ABC):
     async def save_pretrained(self, path: Path) -> None:
         """Write a Hugging Face model folder (weights, config, tokenizer) that any library loads.
 
-        Adapters are merged into the weights; a value head is left out.
+        Adapters on a model that was loaded from a folder are written alone, in peft's layout and with the place and
+        digest of that model, unless `LoRA.merge` is set. Other adapters are merged into the weights. A value head is
+        left out.
         """
 
     async def save_adapter(self, path: Path) -> None:

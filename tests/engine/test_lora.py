@@ -39,7 +39,7 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     out = tmp_path_factory.mktemp("out")
 
     async def train() -> SampledResponse:
-        async with EmbeddedBackend(folder, lora=LoRA(rank=4, alpha=8), dtype="bfloat16") as backend:
+        async with EmbeddedBackend(folder, lora=LoRA(rank=4, alpha=8, merge=True), dtype="bfloat16") as backend:
             for iteration in range(2):
                 await iterate(backend, iteration)
             await backend.save_state(out / "state")

@@ -252,12 +252,10 @@ class PolicyAlgorithm(IterativeAlgorithm):
             self._note_version(proxy)
 
     async def finish(self) -> None:
-        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library loads,
-        and the adapters of a policy that has some to `adapter/`.
+        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library
+        loads.
         """
         if (directory := self.get_run().directory) is not None:
-            if self.backend.capabilities.adapter:
-                await self.backend.save_adapter(directory / "adapter")  # first: it needs no second copy of the model
             await self.backend.save_pretrained(directory / "model")
 
     # ---- for subclasses --------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from leyden.engine.policy_backend import (
     started,
 )
 from leyden.engine.refusal import check_prompts
+from leyden.engine.source import BaseModel
 from leyden.engine.vllm.folder import OUTPUT_HEAD, read_config, text_config, untie_embeddings
 from leyden.engine.vllm.parity import largest_difference, learner_scores, probes_for, stale_weights
 from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, ServerOptions, StartedServer
@@ -248,15 +249,16 @@ class VLLMBackend(PolicyBackend):
             undo.push_async_callback(asyncio.to_thread, shutil.rmtree, exchange, ignore_errors=True)
             initial = exchange / _INITIAL
             await self._write(initial)
-            max_length = self._max_length or min(context_of(text_config(read_config(initial)))[0], 4096)
+            described = Path(base.folder) if (base := BaseModel.of(initial)) is not None else initial
+            max_length = self._max_length or min(context_of(text_config(read_config(described)))[0], 4096)
             transfers = self._uses_transfer(await self._learner.device())
             server = await self._new_server(initial, max_length, transfers=transfers)
             undo.push_async_callback(asyncio.to_thread, server.close)
             client = VLLMClient(server.url, self._api_key, most_at_once=self._max_requests)
             undo.push_async_callback(client.close)
-            n_vocabulary = int(text_config(read_config(initial))["vocab_size"])
+            n_vocabulary = int(text_config(read_config(described))["vocab_size"])
             probes = probes_for(n_vocabulary, max_length)
-            stop_ids = _stop_ids(initial)
+            stop_ids = _stop_ids(described)
             running = _StartedBackend(server, client, exchange, n_vocabulary, max_length, stop_ids, probes, transfers)
             await asyncio.to_thread(server.wait_until_ready)
             async with self._explained(running):
@@ -302,14 +304,15 @@ class VLLMBackend(PolicyBackend):
 
     async def _new_server(self, initial: Path, max_length: int, *, transfers: bool) -> Server:
         """Return the server at the URL, or start one: with the weights in `initial` or, for adapters, with the model
-        itself.
+        itself. A model that is an adapter itself is whole in `initial`, because new adapters change nothing at first.
         """
         if self._url is not None:
             return FoundServer(self._url.rstrip("/").removesuffix("/v1"))
         options = ServerOptions(max_length=max_length, transfers=transfers, **self._server_options)
         if not self._trains_adapter:
             return await asyncio.to_thread(StartedServer, initial, self.model_name, options)
-        return await asyncio.to_thread(StartedServer, reachable(self._model), f"{self.model_name}-base", options)
+        base = reachable(self._model) if BaseModel.of(self._model) is None else initial
+        return await asyncio.to_thread(StartedServer, base, f"{self.model_name}-base", options)
 
     async def _adopt(self, running: _StartedBackend, initial: Path) -> None:
         """Make sure that a server that is ready samples with the learner's weights.
