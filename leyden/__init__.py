@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from leyden.execution.runner import Runner as Runner
     from leyden.execution.runner.process import ProcessAgent as ProcessAgent
     from leyden.execution.runner.process import ProcessOutput as ProcessOutput
+    from leyden.execution.sandbox import Sandbox as Sandbox
     from leyden.gateway import LLMProxy as LLMProxy
     from leyden.monitor import Monitor as Monitor
     from leyden.objectives.losses import PPOLoss as PPOLoss

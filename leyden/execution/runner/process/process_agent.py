@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -25,10 +25,13 @@ from leyden.errors import ConfigError, ProcessFailed
 from leyden.execution.runner.calls import call_sync
 from leyden.execution.runner.process.endpoint import AttemptReports
 from leyden.execution.runner.process.process_environment import Folder, variables
-from leyden.execution.runner.process.program import ProcessOutput, Program, RunningProgram
+from leyden.execution.runner.process.program import DIRECTORY, ProcessOutput, Program, RunningProgram
 from leyden.execution.runner.process.reported_reward import FORMS, read_reward
+from leyden.execution.sandbox import Sandbox
+from leyden.execution.sandbox.namespaces import LIMITED, REFUSED
+from leyden.execution.sandbox.sandbox import check_namespaces
 from leyden.tracing import active_trace
-from leyden.types import AttemptedRollout, Attributes, NamedResources, semconv
+from leyden.types import LLM, AttemptedRollout, Attributes, NamedResources, semconv
 
 RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
 """The source of a program's reward: its exit code, the last line of its output, an event that it posts, or a function
@@ -40,6 +43,10 @@ _GRACE_SECONDS = 0.5
 agent."""
 _COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
 """Exit codes by which shells, `env` and similar programs report a failed start. They are no reward of an agent."""
+_SANDBOX_ENDS: Final = {
+    REFUSED: "was not started: its sandbox could not be built",
+    LIMITED: "exceeded a limit of its sandbox",
+}
 _LAST_LINES = 5
 """The number of lines of standard error in a message."""
 _LAST_CHARACTERS = 1000
@@ -63,6 +70,7 @@ class ProcessAgent(LitAgent[Any]):
         task_on_stdin: bool = True,
         memory_bytes: int | None = None,
         output_bytes: int = 2**20,
+        sandbox: Sandbox | Literal["namespace", "none"] = "none",
     ) -> None:
         """command: the program and its arguments; a line for a shell is ["sh", "-c", line].
         reward: where the reward comes from. "exit_code": 1.0 for exit code 0, else 0.0. "last_line": the last non-empty
@@ -75,6 +83,9 @@ class ProcessAgent(LitAgent[Any]):
             killed. Checked ten times a second, on Linux only.
         output_bytes: how much of standard output, and of standard error, is kept: one half from the head, one from the
             tail.
+        sandbox: what the program may see and use. "none": all that the runner may. "namespace" is Sandbox(): private
+            files, processes and network; it can write to `cwd`, and sees of the runner's variables only PATH and the
+            language.
         Raise ConfigError for an option out of its range.
         """
         self.command = _checked_command(command)
@@ -88,6 +99,13 @@ class ProcessAgent(LitAgent[Any]):
         self.env = dict(env or {})
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.task_on_stdin = task_on_stdin
+        if isinstance(cast(object, sandbox), Sandbox) or sandbox == "namespace":
+            self.sandbox = Sandbox() if isinstance(sandbox, str) else sandbox
+            check_namespaces()
+        elif sandbox == "none":
+            self.sandbox = None
+        else:
+            raise ConfigError(f"sandbox is {sandbox!r:.200}; possible: 'none', 'namespace', or a leyden Sandbox")
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Run the program to its end and return its reward; None if the reward was posted already.
@@ -103,7 +121,9 @@ class ProcessAgent(LitAgent[Any]):
                 trace.operation(semconv.PROCESS, {semconv.PROCESS_COMMAND: self.command}) as step,
                 closing(AttemptReports()) as posted,
             ):
-                program = self._program(folder, variables(folder, resources, rollout, posted, self.env))
+                env = variables(folder, resources, rollout, posted, self.env, sandboxed=self.sandbox is not None)
+                urls = {each.endpoint for each in resources.values() if isinstance(each, LLM)} | {posted.url}
+                program = self._program(folder, env, urls)
                 running = RunningProgram(program)
                 try:
                     output = await running.output()
@@ -115,15 +135,19 @@ class ProcessAgent(LitAgent[Any]):
         finally:
             await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
 
-    def _program(self, folder: Folder, env: Mapping[str, str]) -> Program:
-        """Return the program to start for one attempt, with its files in `folder`."""
+    def _program(self, folder: Folder, env: Mapping[str, str], urls: Iterable[str]) -> Program:
+        """Return the program to start for one attempt, with its files in `folder`. A sandbox lets it reach `urls`."""
         if self.memory_bytes is not None and sys.platform != "linux":
             raise ConfigError(f"memory_bytes={self.memory_bytes:,} needs Linux; leave it out on {sys.platform}")
+        command, cwd, directory = self.command, self.cwd or str(Path.cwd()), str(folder.path)
+        if self.sandbox is not None:
+            command = self.sandbox.wrap(command, directory=directory, cwd=self.cwd, env=env, urls=urls)
+            env, cwd = {DIRECTORY: directory}, "/"
         return Program(
-            command=self.command,
+            command=command,
             env=env,
-            cwd=self.cwd or str(Path.cwd()),
-            directory=str(folder.path),
+            cwd=cwd,
+            directory=directory,
             stdin=str(folder.task) if self.task_on_stdin else None,
             memory_bytes=self.memory_bytes,
             output_bytes=self.output_bytes,
@@ -173,6 +197,8 @@ class ProcessAgent(LitAgent[Any]):
             return "was ended from outside: its supervisor received a signal to stop; run the rollout again"
         if output.signal is not None:
             return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
+        if self.sandbox is not None and output.exit_code in _SANDBOX_ENDS:
+            return _SANDBOX_ENDS[output.exit_code]
         if output.exit_code in _COULD_NOT_RUN:
             return f"exited with code {output.exit_code}: {_COULD_NOT_RUN[output.exit_code]}"
         if self.reward in ("last_line", "event") and output.exit_code != 0:

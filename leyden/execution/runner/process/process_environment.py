@@ -18,6 +18,7 @@ from opentelemetry import trace as otel_trace
 from leyden._lib.host.orphans import RUNNER_MARK
 from leyden.execution.runner.process.endpoint import AttemptReports
 from leyden.execution.runner.process.program import DIRECTORY
+from leyden.execution.sandbox import harmless_variables
 from leyden.tracing.instrumentation import CallRoute
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, semconv
 
@@ -59,13 +60,16 @@ def variables(
     rollout: AttemptedRollout,
     reports: AttemptReports,
     changes: Mapping[str, str | None],
+    *,
+    sandboxed: bool = False,
 ) -> dict[str, str]:
-    """Return the program's environment: this process's variables, then the first model's, the attempt's, and last the
-    user's changes, in which None removes a variable. TRACEPARENT makes the spans that the program sends to the OTLP
-    endpoint children of the span that is current in the caller.
+    """Return the program's environment: this process's variables (of which a sandbox has only harmless ones), then the
+    first model's, the attempt's, and last the user's changes, in which None removes a variable. TRACEPARENT makes the
+    spans that the program sends to the OTLP endpoint children of the span that is current in the caller.
     """
     ids = rollout.rollout_id, rollout.attempt.attempt_id
-    merged: dict[str, str | None] = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    merged: dict[str, str | None] = {**(harmless_variables(inherited) if sandboxed else inherited)}
     if llm := next((resource for resource in resources.values() if isinstance(resource, LLM)), None):
         route = CallRoute(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
         merged |= {**route.environment(), "LEYDEN_MODEL": llm.model}

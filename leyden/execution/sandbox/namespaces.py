@@ -1,0 +1,501 @@
+"""Run one program in Linux namespaces: private files, processes and network. Nothing of it is left at its end.
+
+It is a program, started by the command that `Sandbox.wrap` returns. It imports only the standard library, and little
+of that, because each attempt pays for its start. There are three processes: the *door*, outside, which relays
+connections and watches limits; process 1, inside, which builds the root, starts the program and collects orphans; and
+the program. The kernel ends all that is inside when process 1 ends, and process 1 ends with the door: whichever process
+of this chain is killed, none is left.
+
+Network: process 1 listens inside on the addresses that are allowed, and passes these sockets to the door. A socket
+stays in the network where it was made: the door accepts connections from inside, and relays each to the real address
+outside. No process inside is needed for it, so the program cannot stop or change it.
+
+It needs Linux 5.12 (`mount_setattr`) with user namespaces. Where the kernel refuses something, it ends with `REFUSED`
+and a line that says what.
+"""
+
+# ruff: noqa: PTH101, PTH108, PTH114, PTH102, PTH103, PTH110, PTH112, PTH115, PTH120, PTH123, PTH208, PTH211 -- as in supervisor.py
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import marshal
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # at run time it would add to the time of its start
+    from typing import Any, NoReturn
+
+REFUSED = 125
+"""The exit code of a sandbox that could not be built; standard error says why."""
+REASON = "leyden sandbox: "
+"""How the line on standard error begins that says why the sandbox was not built, or the program was ended."""
+LIMITED = 124
+"""The exit code after a limit was exceeded."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_NEW_MOUNTS, _NEW_HOST_NAME, _NEW_IPC, _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+_BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES = 0x1000, 0x4000, 0x40000, 0x2, 0x4
+_DETACH = 2
+_MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+_AT_RECURSIVE = 0x8000
+_READ_ONLY, _ATTR_NO_SUID, _ATTR_NO_DEVICES = 0x1, 0x2, 0x4
+_PARENT_DEATH_SIGNAL, _DUMPABLE, _DROP_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 4, 24, 38  # PR_SET_PDEATHSIG, ...
+_GET_FLAGS, _SET_FLAGS, _SET_ADDRESS = 0x8913, 0x8914, 0x8916  # SIOCGIFFLAGS, ...
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = (
+    "alternatives", "bash.bashrc", "group", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias",
+    "localtime", "login.defs", "magic", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki", "profile", "protocols",
+    "python3", "services", "shells", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+)  # fmt: skip
+"""What the program sees of /etc: nothing that holds a secret."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver")
+_HIDDEN_PROC = (
+    "kcore",
+    "keys",
+    "kmsg",
+    "kallsyms",
+    "timer_list",
+    "sched_debug",
+    "config.gz",
+    "latency_stats",
+    "key-users",
+)
+_WATCH_SECONDS = 0.5
+"""Seconds between two checks of the number of processes and of the size of the writable folders."""
+
+
+class _Refused(Exception):
+    """The kernel refuses a part of the sandbox."""
+
+
+def main(spec_path: str) -> NoReturn:
+    """Run the program that the file describes (`Sandbox.wrap`), and end as it ends."""
+    with open(spec_path, "rb") as file:
+        spec: dict[str, Any] = marshal.load(file)
+    os.unlink(spec_path)
+    supervisor = os.getppid()
+    ours, theirs = socket.socketpair()
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        _check(_LIBC.unshare(_NEW_USER | _NEW_PROCESSES), "user and process namespaces")
+        for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
+            _write(f"/proc/self/{name}", text)
+        _die_with(supervisor)
+        first = os.fork()
+    except (_Refused, OSError) as error:
+        _refuse(error)
+    if not first:
+        ours.close()
+        try:
+            _be_first(spec, theirs)
+        except (_Refused, OSError) as error:
+            _refuse(error)
+        finally:
+            os._exit(REFUSED)
+    theirs.close()
+    os._exit(_stand_at_the_door(spec, first, ours))
+
+
+# ---- outside: the door -------------------------------------------------------------------------------------------
+
+
+def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) -> int:
+    """Relay connections and watch limits until process 1 ends. Return the program's exit code, or end by the signal
+    that ended the program.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the program decides what it does about them
+        signal.signal(number, signal.SIG_IGN)
+    relay = _Relay()
+    if spec["addresses"]:
+        _, fds, _, _ = socket.recv_fds(inside, 1, len(spec["addresses"]))
+        for fd, address in zip(fds, spec["addresses"], strict=False):
+            relay.listen(socket.socket(fileno=fd), address)
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _noted)
+    relay.poll.register(ended, select.POLLIN)
+    check_at = time.monotonic() + _WATCH_SECONDS
+    while True:
+        pid, status = os.waitpid(first, os.WNOHANG)
+        if pid:
+            break
+        relay.run(max(0.0, check_at - time.monotonic()))
+        if time.monotonic() >= check_at:
+            check_at = time.monotonic() + _WATCH_SECONDS
+            if exceeded := _exceeded(spec, first):
+                os.write(2, f"{REASON}{exceeded}\n".encode())
+                os.kill(first, signal.SIGKILL)
+                os.waitpid(first, 0)
+                return LIMITED
+    code = os.waitstatus_to_exitcode(status)
+    if code > 128 and code - 128 in signal.valid_signals():  # process 1 cannot end by the signal that ended the program
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if code - 128 != signal.SIGKILL:
+            signal.signal(code - 128, signal.SIG_DFL)
+        os.kill(os.getpid(), code - 128)
+    return code if code >= 0 else 128 - code
+
+
+class _Relay:
+    """Connections from inside, each joined with one to the address outside. One thread, because a process that made a
+    process namespace can start no other.
+    """
+
+    def __init__(self) -> None:
+        self.poll = select.poll()
+        self._sockets: dict[int, socket.socket] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
+        """The address outside of each listening socket."""
+        self._peers: dict[int, int] = {}
+        self._unsent: dict[int, bytes] = {}
+        """What each connection's peer has sent it and it has not yet taken. A peer is not read before it has."""
+        self._at_end: set[int] = set()
+        """Connections that have sent all they will."""
+
+    def listen(self, listener: socket.socket, address: tuple[str, int]) -> None:
+        self._sockets[listener.fileno()], self._addresses[listener.fileno()] = listener, address
+        self.poll.register(listener, select.POLLIN)
+
+    def run(self, seconds: float) -> None:
+        """Wait for events, at most `seconds`, and handle them."""
+        for fd, event in self.poll.poll(seconds * 1000):
+            if fd in self._addresses:
+                self._connect(self._sockets[fd].accept()[0], self._addresses[fd])
+            elif fd in self._peers:
+                try:
+                    if event & (select.POLLOUT | select.POLLERR):
+                        self._send(fd)
+                    if (
+                        event & (select.POLLIN | select.POLLHUP)
+                        and fd in self._peers
+                        and not self._unsent[self._peers[fd]]
+                    ):
+                        self._receive(fd)
+                except OSError:
+                    self._close(fd)
+
+    def _connect(self, inner: socket.socket, address: tuple[str, int]) -> None:
+        try:
+            outer = socket.create_connection(address)
+        except OSError:
+            inner.close()  # as if nothing listened
+            return
+        for each, peer in (inner, outer), (outer, inner):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            each.setblocking(False)
+            self._sockets[each.fileno()], self._peers[each.fileno()], self._unsent[each.fileno()] = (
+                each,
+                peer.fileno(),
+                b"",
+            )
+            self.poll.register(each, select.POLLIN)
+
+    def _receive(self, fd: int) -> None:
+        peer = self._peers[fd]
+        data = self._sockets[fd].recv(2**16)
+        self._unsent[peer] = data
+        if not data:
+            self._at_end.add(fd)
+            if peer in self._at_end:
+                self._close(fd)
+                return
+            self._sockets[peer].shutdown(socket.SHUT_WR)
+            self._watch(fd)
+        self._send(peer)
+
+    def _send(self, fd: int) -> None:
+        """Send what a connection has not taken; then read from its peer again."""
+        data = self._unsent[fd]
+        if data:
+            try:
+                self._unsent[fd] = data[self._sockets[fd].send(data) :]
+            except BlockingIOError:
+                pass
+        self._watch(fd)
+        self._watch(self._peers[fd])
+
+    def _watch(self, fd: int) -> None:
+        """Wait for what a connection can do next."""
+        reads = fd not in self._at_end and not self._unsent[self._peers[fd]]
+        events = (select.POLLIN if reads else 0) | (select.POLLOUT if self._unsent[fd] else 0)
+        if events:
+            self.poll.register(fd, events)
+        else:  # a connection that is ended would wake this process again and again
+            try:
+                self.poll.unregister(fd)
+            except KeyError:
+                pass
+
+    def _close(self, fd: int) -> None:
+        for each in fd, self._peers[fd]:
+            try:
+                self.poll.unregister(each)
+            except KeyError:
+                pass
+            self._sockets.pop(each).close()
+            del self._peers[each], self._unsent[each]
+            self._at_end.discard(each)
+
+
+def _noted(number: int, frame: object) -> None:
+    """Handle SIGCHLD by doing nothing: the pipe reports it."""
+
+
+def _exceeded(spec: dict[str, Any], first: int) -> str | None:
+    """Return which limit is exceeded; None if none is."""
+    if (most := spec["max_processes"]) is not None and (found := _count(first)) > most:
+        return f"the program was ended: it had {found} processes; max_processes={most}"
+    if (most := spec["disk_bytes"]) is not None:
+        for path in spec["write"].values():
+            if (size := _size(path)) > most:
+                return f"the program was ended: {path} holds {size:,} bytes; disk_bytes={most:,}"
+    return None
+
+
+def _count(pid: int) -> int:
+    """Return the number of a process's descendants."""
+    unread, found = [pid], -1
+    while unread:
+        parent, found = unread.pop(), found + 1
+        try:
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children", "rb") as children:
+                    unread += map(int, children.read().split())
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def _size(path: str) -> int:
+    """Return the bytes on disk of a folder's files."""
+    total, folders = 0, [path]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:  # deleted meanwhile
+            continue
+    return total
+
+
+# ---- inside: process 1 -------------------------------------------------------------------------------------------
+
+
+def _be_first(spec: dict[str, Any], door: socket.socket) -> NoReturn:
+    """Build the sandbox, run the program in it, and end as it ends."""
+    outside = os.getppid()
+    _check(_LIBC.unshare(_NEW_MOUNTS | _NEW_NETWORK | _NEW_IPC | _NEW_HOST_NAME), "mount and network namespaces")
+    _die_with(outside)
+    _LIBC.sethostname(b"sandbox", 7)
+    listeners = _network(spec["addresses"])
+    if listeners:
+        socket.send_fds(door, [b"x"], [each.fileno() for each in listeners])
+    for each in (door, *listeners):
+        each.close()
+    _root(spec)
+    program = os.fork()
+    if not program:
+        _become(spec)
+    _check(_LIBC.prctl(_DUMPABLE, 0, 0, 0, 0), "a process that cannot be read")
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _network(addresses: list[tuple[str, int]]) -> list[socket.socket]:
+    """Start the loopback interface and listen there on the addresses, whose hosts are names or IPv4 addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        flags = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", struct.unpack("16sh14x", flags)[1] | 1))
+        listeners: list[socket.socket] = []
+        for index, (host, port) in enumerate(addresses):
+            inside = _inside(host)
+            if not inside.startswith("127."):
+                sockaddr = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(inside))
+                fcntl.ioctl(any_socket, _SET_ADDRESS, struct.pack("16s16s", b"lo:%d" % index, sockaddr))
+            listeners.append(socket.create_server((inside, port), backlog=128))
+    return listeners
+
+
+def _inside(host: str) -> str:
+    """Return where a host is inside: at its own IPv4 address, or at loopback, to which its name leads there."""
+    try:
+        socket.inet_aton(host)
+    except OSError:
+        return "127.0.0.1"
+    return host
+
+
+def _root(spec: dict[str, Any]) -> None:
+    """Build the root from the machine's own files and make it this process's root."""
+    size = "" if spec["disk_bytes"] is None else f"size={spec['disk_bytes']}"
+    _mount(None, "/", None, _RECURSIVE | _PRIVATE)
+    _mount("tmpfs", "/tmp", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755")
+    for name in ("old", "new", "scratch"):
+        os.mkdir(f"/tmp/{name}")
+    os.chdir("/tmp")
+    _pivot(".", "old")
+    _mount("tmpfs", "/new", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755")
+    _mount("tmpfs", "/scratch", "tmpfs", _NO_SUID | _NO_DEVICES, f"mode=755,{size}")
+    for path in SYSTEM:
+        if os.path.islink(f"/old{path}"):
+            os.symlink(os.readlink(f"/old{path}"), f"/new{path}")
+        elif os.path.isdir(f"/old{path}"):
+            _bind(path, path, read_only=True)
+    for name in _ETC:
+        _bind(f"/etc/{name}", f"/etc/{name}", read_only=True)
+    names = " ".join(host for host, _ in spec["addresses"] if _inside(host) != host)
+    _write("/new/etc/hosts", f"127.0.0.1 localhost sandbox {names}\n::1 localhost\n", new=True)
+    _write("/new/etc/resolv.conf", "", new=True)
+    os.mkdir("/new/proc")
+    for index, path in enumerate(("/tmp", "/var/tmp", "/dev/shm", "/run", spec["home"])):
+        os.mkdir(f"/scratch/{index}")
+        os.chmod(f"/scratch/{index}", 0o1777 if index < 3 else 0o755)
+        os.makedirs(f"/new{path}")
+        _mount(f"/scratch/{index}", f"/new{path}", None, _BIND)
+    os.mkdir("/new/dev/pts")
+    for name in _DEVICES:
+        _bind(f"/dev/{name}", f"/dev/{name}", read_only=False)
+    _mount("devpts", "/new/dev/pts", "devpts", _NO_SUID, "newinstance,ptmxmode=0666,mode=620")
+    for name, target in ("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), (
+        "stderr", "/proc/self/fd/2",
+    ):  # fmt: skip
+        os.symlink(target, f"/new/dev/{name}")
+    for inside, path in spec["read"].items():
+        _bind(path, inside, read_only=True)
+    for inside, path in spec["write"].items():
+        _bind(path, inside, read_only=False)
+    _mount("proc", "/new/proc", "proc", _NO_SUID | _NO_DEVICES)
+    for path, text in (
+        ("user/max_user_namespaces", "0"),
+        ("kernel/pid_max", str(min(2**22, 301 + (spec["max_processes"] or 2**22)))),
+    ):
+        try:
+            _write(f"/new/proc/sys/{path}", text)
+        except OSError:  # an older kernel; the door watches the number of processes
+            pass
+    for name in _READ_ONLY_PROC:
+        if os.path.exists(f"/new/proc/{name}"):
+            _mount(f"/new/proc/{name}", f"/new/proc/{name}", None, _BIND | _RECURSIVE)
+            _set_attributes(f"/new/proc/{name}", _READ_ONLY)
+    for name in _HIDDEN_PROC:
+        if os.path.exists(f"/new/proc/{name}"):
+            _mount("/old/dev/null", f"/new/proc/{name}", None, _BIND)
+    _set_attributes("/new", _READ_ONLY, deep=False)
+    os.chdir("/new")
+    _pivot(".", ".")
+    _check(_LIBC.umount2(b".", _DETACH), "to leave the old root")
+    os.chdir("/")
+
+
+def _bind(path: str, inside: str, *, read_only: bool) -> None:
+    """Show the machine's file or folder `path` as `inside`; nothing if there is none."""
+    source, target = f"/old{path}", f"/new{inside}"
+    if not os.path.exists(source):
+        return
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _write(target, "", new=True)
+    _mount(
+        os.path.realpath(source) if os.path.realpath(source).startswith("/old/") else source,
+        target,
+        None,
+        _BIND | _RECURSIVE,
+    )
+    if not inside.startswith("/dev/"):
+        _set_attributes(target, _ATTR_NO_SUID | _ATTR_NO_DEVICES | (_READ_ONLY if read_only else 0))
+
+
+def _become(spec: dict[str, Any]) -> NoReturn:
+    """Execute the program, without capabilities, in this process."""
+    command: list[str] = spec["command"]
+    try:
+        if os.geteuid() == 0:  # another user's program loses all capabilities by being executed
+            for capability in range(64):
+                _LIBC.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)
+        _check(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+        limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NPROC, spec["max_processes"]), (resource.RLIMIT_FSIZE, spec["disk_bytes"]),
+                  (resource.RLIMIT_CPU, spec["cpu_seconds"])]  # fmt: skip
+        for kind, most in limits:
+            if most is not None:
+                resource.setrlimit(kind, (most, most))
+        os.chdir(spec["cwd"])
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        places = (
+            [""] if "/" in command[0] else [f"{place}/" for place in spec["env"].get("PATH", os.defpath).split(":")]
+        )
+        for place in places:
+            if os.path.exists(f"{place}{command[0]}"):
+                os.execve(f"{place}{command[0]}", command, spec["env"])
+        raise FileNotFoundError(f"not found inside the sandbox, in {':'.join(places)}")
+    except (_Refused, OSError, ValueError) as error:
+        os.write(2, f"{REASON}{command[0]!r} in {spec['cwd']!r}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+# ---- system calls --------------------------------------------------------------------------------------------
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        raise _Refused(f"the kernel refuses {what}: {os.strerror(ctypes.get_errno())}")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    encoded = [None if each is None else each.encode() for each in (source, target, kind)]
+    _check(_LIBC.mount(*encoded, ctypes.c_ulong(flags), data.encode()), f"the mount of {source or ''} on {target}")
+
+
+def _set_attributes(path: str, attributes: int, *, deep: bool = True) -> None:
+    """Add attributes to a mount and, with `deep`, to all below it."""
+    given = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if deep else 0
+    result = _LIBC.syscall(_MOUNT_SETATTR, -100, path.encode(), flags, given, ctypes.c_size_t(len(given)))
+    _check(result, f"attributes of {path}")
+
+
+def _pivot(root: str, old: str) -> None:
+    _check(_LIBC.syscall(_PIVOT_ROOT, root.encode(), old.encode()), "another root")
+
+
+def _die_with(parent: int) -> None:
+    """Ask for SIGKILL when the parent ends; end at once if it has."""
+    _LIBC.prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() not in (parent, 0):  # 0: in another process namespace
+        os._exit(REFUSED)
+
+
+def _write(path: str, text: str, *, new: bool = False) -> None:
+    fd = os.open(path, os.O_WRONLY | (os.O_CREAT if new else 0), 0o644)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    os.write(2, f"{REASON}{error}\n".encode())
+    os._exit(REFUSED)

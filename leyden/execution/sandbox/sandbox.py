@@ -1,0 +1,176 @@
+"""`Sandbox`: what a program sees of the machine, and how much it may use.
+
+`namespaces.py`, a separate program, builds it. For another limit, add a field here and its check there.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from leyden._lib.options import check_number
+from leyden.errors import ConfigError
+from leyden.execution.sandbox import namespaces
+
+_ENTER = "import sys; sys.path.append(sys.argv[1]); from namespaces import main; main(sys.argv[2])"
+_SPEC = "sandbox"
+"""The file name of the sandbox's description, in the folder given to `wrap`."""
+HOME: Final = "/home/agent"
+"""The home folder inside, empty at the start."""
+_INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "COLORTERM", "NO_COLOR")
+"""Variables of the runner that the program keeps. The others may hold keys, or tell where the answers are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """Linux namespaces for one program: private processes, files and network.
+
+    The program sees /usr, /bin and /lib of the machine, harmless files of /etc, the folder that it was installed in and
+    its working directory. It can write to its working directory, its private folder, its home and /tmp. It reaches
+    the gateway and the address for its reports. It has no capability and cannot gain one, and ends with all that it
+    has started. Needs Linux 5.12 with user namespaces; neither root nor a daemon.
+    """
+
+    read: Mapping[str, str] | Sequence[str] = ()
+    """Further files and folders that the program may read: paths, or {path inside: path of the machine}."""
+    write: Mapping[str, str] | Sequence[str] = ()
+    """Further folders that it may change."""
+    disk_bytes: int | None = 2**31
+    """The limit of each file; of each folder that the program can change, checked twice a second; and of its home and
+    /tmp together, which are in memory. None: no limit."""
+    max_processes: int | None = 512
+    """The limit of processes and threads. For root on Linux before 6.14 the kernel has none, and processes are counted
+    twice a second."""
+    cpu_seconds: int | None = None
+    """The limit of CPU seconds of each process."""
+
+    def __post_init__(self) -> None:
+        for name in ("disk_bytes", "max_processes", "cpu_seconds"):
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value, at_least=1)
+        for name in ("read", "write"):
+            for inside, path in _mapping(getattr(self, name)).items():
+                if not inside.startswith("/") or not path.startswith("/"):
+                    raise ConfigError(f"{name} of the sandbox has {inside!r}: {path!r}; both must be absolute paths")
+                if not Path(path).exists():
+                    raise ConfigError(f"{name} of the sandbox has {path!r}, which does not exist")
+
+    def wrap(
+        self, command: Sequence[str], *, directory: str, cwd: str | None, env: Mapping[str, str], urls: Iterable[str]
+    ) -> list[str]:
+        """Return the command that runs `command` in this sandbox, once.
+
+        directory: the program's private folder, in which the description is written and which the program can change.
+        cwd: its working directory, which it can change; None: the private folder.
+        env: the program's whole environment.
+        urls: the HTTP addresses that it may reach.
+        Raise ConfigError if this machine has no such sandbox, or an address cannot be reached from one.
+        """
+        check_namespaces()
+        cwd = cwd or directory
+        spec = {
+            "command": list(command),
+            "env": dict(env),
+            "cwd": cwd,
+            "home": HOME,
+            "addresses": sorted({_address(url) for url in urls}),
+            "read": {**_own_files(command[0], env.get("PATH", os.defpath)), **_mapping(self.read)},
+            "write": {**{path: path for path in (directory, cwd)}, **_mapping(self.write)},
+            "disk_bytes": self.disk_bytes,
+            "max_processes": self.max_processes,
+            "cpu_seconds": self.cpu_seconds,
+        }
+        return _enter(spec, Path(directory) / _SPEC)
+
+
+def harmless_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the runner that a program in a sandbox keeps, and those that its files change."""
+    kept = {name: value for name, value in variables.items() if name in _INHERITED}
+    return {"PATH": os.defpath, **kept, "HOME": HOME, "TMPDIR": "/tmp", "USER": "agent"}
+
+
+@functools.cache
+def check_namespaces() -> None:
+    """Raise ConfigError unless this machine lets this user make a sandbox. It starts one, once in this process."""
+    why = None
+    if sys.platform != "linux":
+        why = f"it needs Linux, and this is {sys.platform}"
+    else:
+        with _temporary() as folder:
+            spec = {
+                "command": ["true"],
+                "env": {"PATH": "/usr/bin:/bin"},
+                "cwd": "/",
+                "home": HOME,
+                "addresses": [],
+                "read": {},
+                "write": {},
+            }
+            limits: dict[str, Any] = {"disk_bytes": 2**20, "max_processes": None, "cpu_seconds": None}
+            ended = subprocess.run(
+                _enter({**spec, **limits}, Path(folder) / _SPEC),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if ended.returncode:
+            why = ended.stderr.strip().removeprefix(namespaces.REASON) or f"it ended with code {ended.returncode}"
+    if why:
+        raise ConfigError(
+            f"sandbox='namespace' does not work on this machine: {why}. Let users make namespaces (sysctl user.max_user_namespaces, "
+            "kernel.apparmor_restrict_unprivileged_userns=0), use sandbox='docker', or run trusted programs with sandbox='none'"
+        )
+
+
+def _enter(spec: Mapping[str, Any], path: Path) -> list[str]:
+    path.touch(mode=0o600)
+    path.write_bytes(marshal.dumps(dict(spec)))
+    return [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parent), str(path)]
+
+
+def _temporary() -> Any:
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="leyden-")
+
+
+def _mapping(paths: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    return dict(paths) if isinstance(paths, Mapping) else {path: path for path in paths}
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Return host and port of a URL."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    if parts.hostname is None or port is None or ":" in parts.hostname:
+        raise ConfigError(
+            f"a program in a sandbox cannot reach {url!r}: it must be an HTTP address with a name or an IPv4 address"
+        )
+    return parts.hostname, port
+
+
+def _own_files(program: str, path: str) -> dict[str, str]:
+    """Return the folder that a program was installed in, PREFIX of PREFIX/bin/NAME, for each link on the way to it."""
+    found: dict[str, str] = {}
+    step = shutil.which(program, path=path)
+    home = Path.home()
+    for _ in range(10):
+        if step is None:
+            break
+        file = Path(step).absolute()
+        folder = file.parent.parent if file.parent.name in ("bin", ".bin", "Scripts") else file.parent
+        shared = folder in (home, *home.parents) or folder == Path("/")
+        if not any(file.is_relative_to(seen) for seen in namespaces.SYSTEM):
+            found[str(file if shared else folder)] = str(file if shared else folder)
+        step = str(file.parent / file.readlink()) if file.is_symlink() else None
+    return found

@@ -1,0 +1,290 @@
+"""A program in a sandbox: what it sees, what it reaches, what it may use, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import leyden as ly
+from leyden.errors import ConfigError
+from leyden.execution.sandbox import Sandbox, sandbox
+from leyden.gateway import UpstreamModel
+from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream
+from tests.execution.runner.test_process_agent import Ran, processes_of, run_all, run_one
+
+ROOT = Path(__file__).parents[3]
+
+
+def works() -> bool:
+    try:
+        sandbox.check_namespaces()
+    except ConfigError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not works(), reason="this machine makes no namespaces")
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[InMemoryLightningStore]:
+    async with InMemoryLightningStore() as opened:
+        yield opened
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    """An address of this machine that no program in a sandbox may reach."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+async def boxed(store: InMemoryLightningStore, line: str, **options: Any) -> Ran:
+    """Run a line of shell in a sandbox."""
+    return await run_one(store, ["sh", "-c", line], **{"sandbox": "namespace", **options})
+
+
+async def test_a_program_has_its_task_its_model_and_its_reports_as_without_a_sandbox(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    program = """
+import json, os, sys, urllib.request
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+task = json.load(open(os.environ["LEYDEN_TASK_FILE"]))
+assert task == json.load(sys.stdin)
+body = {"model": os.environ["LEYDEN_MODEL"], "messages": [{"role": "user", "content": task}]}
+answer = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+open("made", "w").write(answer["choices"][0]["message"]["content"])
+open(os.environ["LEYDEN_DIRECTORY"] + "/seen", "w").close()
+post(os.environ["LEYDEN_REWARD_URL"], {"reward": 0.5})
+"""
+    async with FakeUpstream() as upstream:
+        proxy = ly.LLMProxy(model_list=[UpstreamModel("fake", upstream.endpoint)], store=store)
+        await proxy.start()
+        try:
+            await store.add_resources({"main_llm": proxy.as_resource()})
+            agent = ly.ProcessAgent(
+                [sys.executable, "-I", "-c", program], reward="event", cwd=tmp_path, sandbox="namespace"
+            )
+            (ran,) = await run_all(store, agent, ["hello"], recorders=[proxy])
+        finally:
+            await proxy.stop()
+    assert ran.attempt.status == "succeeded", ran.attempt.metadata
+    assert ran.reward == 0.5
+    assert (tmp_path / "made").read_text() == upstream.calls[0].text
+    assert [span.name for span in ran.spans if span.tokens is not None]
+
+
+async def test_it_sees_neither_the_machines_files_nor_its_processes_nor_the_runners_variables(
+    store: InMemoryLightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work := tmp_path / "work").mkdir()
+    (tests := tmp_path / "tests").mkdir()
+    (tests / "answer").write_text("42")
+    monkeypatch.setenv("ANSWER", "42")
+    looks = f"""
+cat ../tests/answer {tests}/answer && echo read
+cat /etc/shadow && echo shadow
+ls {ROOT} && echo repository
+ls /proc/*/root/{str(tests)[1:]} && echo by_proc
+cat /proc/1/environ | grep -q . && echo environ
+ls /proc/1/cwd/ && echo cwd
+env | grep ANSWER
+echo $(ls -d /proc/[0-9]* | wc -l) processes $(ls -A ~ | wc -l) files
+"""
+    ran = await boxed(store, looks, cwd=work)
+    assert ran.reward == 1.0, ran.process.attributes
+    assert ran.stdout.split() == ["5", "processes", "0", "files"], (
+        ran.stdout
+    )  # itself, its shell and process 1, ls or wc
+
+
+async def test_it_cannot_change_the_machine(store: InMemoryLightningStore, tmp_path: Path) -> None:
+    tries = """
+touch /usr/bin/x && echo usr
+touch /etc/x && echo etc
+echo x > /proc/sys/kernel/core_pattern && echo core
+echo b > /proc/sysrq-trigger && echo sysrq
+date -s 2001-01-01 >/dev/null && echo clock
+mount -t tmpfs x /mnt || umount /proc/sys && echo mount
+unshare -Ur true && echo nested
+mknod d b 1 1 && echo device
+hostname other && echo host
+kill -9 1; sleep 0.1; echo alive
+"""
+    before = time.time()
+    ran = await boxed(store, tries, cwd=tmp_path)
+    assert ran.stdout.split() == ["alive"], ran.stdout
+    assert time.time() >= before
+
+
+async def test_it_reaches_no_other_address(store: InMemoryLightningStore, other_server: str, tmp_path: Path) -> None:
+    program = f"""
+import os, socket
+for address in [("127.0.0.1", {other_server.split(":")[1]}), ("192.0.2.1", 80), ("::1", {other_server.split(":")[1]})]:
+    try:
+        socket.create_connection(address, timeout=5)
+        print("reached", address)
+    except OSError as error:
+        print("refused")
+host, port = os.environ["LEYDEN_REWARD_URL"].split("/")[2].split(":")
+socket.create_connection((host, int(port)), timeout=5)
+print("reports", [name for _, name in socket.if_nameindex()])
+"""
+    ran = await run_one(store, [sys.executable, "-I", "-c", program], sandbox="namespace")
+    assert ran.stdout.splitlines() == ["refused"] * 3 + ["reports ['lo']"], ran.process.attributes
+
+
+async def test_addresses_by_name_and_by_number_lead_outside(tmp_path: Path, other_server: str) -> None:
+    """A gateway on another machine has such an address."""
+    port = other_server.split(":")[1]
+    program = "import sys, urllib.request; print(*[urllib.request.urlopen(url).status for url in sys.argv[1:]])"
+    urls = [f"http://localhost:{port}", f"http://127.0.0.2:{port}/tests"]
+    server = http.server.ThreadingHTTPServer(("127.0.0.2", int(port)), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    command = Sandbox().wrap(
+        [sys.executable, "-I", "-c", program, *urls], directory=str(tmp_path), cwd=None, env={}, urls=urls
+    )
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    server.shutdown()
+    server.server_close()
+    assert (done.stdout, done.returncode) == ("200 200\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "limits", "says"),
+    [
+        ("for i in $(seq 200); do sleep 60 & done; wait", {"max_processes": 50}, "Resource temporarily|processes|fork"),
+        ("head -c 100M /dev/zero > big", {"disk_bytes": 2**20}, "SIGXFSZ|File size|disk_bytes"),
+        ("i=0; while :; do head -c 500K /dev/zero > f$i; i=$((i+1)); sleep 0.01; done", {"disk_bytes": 2**20}, "disk_bytes=1,048,576"),
+        ("head -c 900K /dev/zero > ~/a && head -c 900K /dev/zero > /tmp/b", {"disk_bytes": 2**20}, "No space left"),
+        ("while :; do :; done", {"cpu_seconds": 1}, "SIGKILL|SIGXCPU"),
+    ],
+)  # fmt: skip
+async def test_its_limits_hold(
+    store: InMemoryLightningStore, tmp_path: Path, line: str, limits: dict[str, Any], says: str
+) -> None:
+    ran = await boxed(store, f"{line} || exit 3", cwd=tmp_path, sandbox=Sandbox(**limits), timeout_seconds=60)
+    end = f"{ran.attempt.metadata.get('reason')} {ran.process.attributes}"
+    assert ran.reward != 1.0, end
+    assert any(word in end for word in says.split("|")), end
+
+
+async def test_memory_is_limited_for_all_that_is_inside(store: InMemoryLightningStore) -> None:
+    program = "import os, time\nos.fork()\nx = b'x' * 2**26\ntime.sleep(60)"
+    ran = await run_one(store, [sys.executable, "-I", "-c", program], sandbox="namespace", memory_bytes=100 * 2**20)
+    assert "memory_bytes=104,857,600" in ran.reason
+
+
+async def test_what_outlives_the_program_ends_with_it(store: InMemoryLightningStore, tmp_path: Path) -> None:
+    ran = await boxed(store, "setsid nohup sh -c 'sleep 600; touch late' >/dev/null 2>&1 & sleep 0.2", cwd=tmp_path)
+    assert ran.reward == 1.0
+    assert processes_of(ran.attempt.rollout_id) == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGSEGV"])
+async def test_the_signal_that_ended_a_program_is_told(store: InMemoryLightningStore, name: str) -> None:
+    ran = await boxed(store, f"kill -{name[3:]} $$")
+    assert name in ran.reason
+
+
+async def test_exit_codes_output_and_a_cancelled_attempt_are_as_without_a_sandbox(
+    store: InMemoryLightningStore,
+) -> None:
+    ran = await boxed(store, "echo out; echo err >&2; exit 7", reward=lambda output: float(output.exit_code))
+    assert (ran.reward, ran.stdout) == (7.0, "out\n")
+    slow = await boxed(store, "trap 'echo stopped; exit 0' TERM; sleep 60 & wait", timeout_seconds=0.5)
+    assert slow.attempt.status == "timeout"
+    assert slow.stdout == "stopped\n"
+    assert processes_of(slow.attempt.rollout_id) == []
+
+
+async def test_a_program_that_is_not_there_is_named(store: InMemoryLightningStore) -> None:
+    ran = await run_one(store, ["no-such-program"], sandbox="namespace")
+    assert "no-such-program" in ran.reason
+    assert "not found inside the sandbox" in ran.reason
+
+
+KILLED = """
+import asyncio, sys
+import leyden as ly
+from leyden.store import InMemoryLightningStore
+from tests.execution.runner.test_process_agent import run_one
+async def main():
+    async with InMemoryLightningStore() as store:
+        await run_one(store, ["sh", "-c", "touch up; sleep 600 & sleep 600"], cwd=sys.argv[1], sandbox="namespace")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("victim", ["runner", "supervisor", "door", "first"])
+def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
+    runner = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    chain = psutil.Process(runner.pid).children(recursive=True)
+    assert len(chain) >= 5  # supervisor, door, process 1, shell, sleep
+    index = {"supervisor": 0, "door": 1, "first": 2}
+    (psutil.Process(runner.pid) if victim == "runner" else chain[index[victim]]).kill()
+    deadline = time.monotonic() + 30
+    while alive := [each for each in chain if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.02)
+    runner.kill()
+    runner.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be someone else")
+def test_an_unprivileged_user_has_the_same_sandbox() -> None:
+    """It runs the system's Python, because a user without rights may not read this one."""
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None:
+        pytest.skip("the system has no Python")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        shutil.copy(Path(sandbox.__file__).parent / "namespaces.py", folder)
+        line = "id -u; touch /usr/x || echo no; touch mine"
+        *command, spec = Sandbox().wrap(["sh", "-c", line], directory=folder, cwd=None, env={}, urls=[])
+        for path in Path(folder), *Path(folder).iterdir():
+            path.chmod(0o777)
+        someone = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
+        command = [*someone, python, "-I", "-S", "-c", sandbox._ENTER, folder, spec]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.split()[:2] == ["65534", "no"], ended.stderr
+
+
+async def test_sixty_four_at_a_time(store: InMemoryLightningStore) -> None:
+    agent = ly.ProcessAgent(["sh", "-c", "echo $LEYDEN_ROLLOUT_ID"], sandbox="namespace")
+    ran = await run_all(store, agent, range(64))
+    assert [each.stdout.strip() for each in ran] == [each.attempt.rollout_id for each in ran]
+
+
+def test_paths_and_kinds_are_checked() -> None:
+    with pytest.raises(ConfigError, match="'none', 'namespace'"):
+        ly.ProcessAgent(["true"], sandbox="chroot")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="does not exist"):
+        Sandbox(read=["/no/such/folder"])
+    with pytest.raises(ConfigError, match="absolute"):
+        Sandbox(write={"work": "/tmp"})
+    with pytest.raises(ConfigError, match="IPv4"):
+        Sandbox().wrap(["true"], directory="/tmp", cwd=None, env={}, urls=["http://[2001:db8::1]:80"])
