@@ -21,6 +21,9 @@ _BLOCK: Final = 128
 """The number of tokens in a block. The block is chosen first, by the sums of the blocks, then a token in it."""
 _SMALLEST_IN_BLOCKS: Final = 4096
 """The smallest vocabulary that is divided into blocks."""
+_MOST_AT_ONCE: Final = 2**21
+"""The number of logits that a CPU draws from at once. It takes three times as long for each of 8 million, because the
+C library returns memory of that size to the system, and the next softmax has to fault it in again."""
 _BELOW_1: Final = 1 - 2**-53
 """The largest number below 1."""
 
@@ -34,7 +37,12 @@ def draw(
     keeps. For temperature 0 it is the one at temperature 1, of the whole distribution.
     uniforms: one number in [0, 1) for each row; unused where the temperature is 0.
     """
-    device = logits_BV.device
+    device, (n_rows, n_vocabulary) = logits_BV.device, logits_BV.shape
+    most = max(1, _MOST_AT_ONCE // n_vocabulary)
+    if device.type == "cpu" and n_rows > most:
+        parts = [slice(start, start + most) for start in range(0, n_rows, most)]
+        drawn = [draw(logits_BV[part], temperatures[part], top_ps[part], uniforms[part]) for part in parts]
+        return [token for tokens, _ in drawn for token in tokens], [each for _, logprobs in drawn for each in logprobs]
     divisors_B = greedy_B = top_ps_B = None
     if any(temperature not in (0.0, 1.0) for temperature in temperatures):
         divisors_B = torch.tensor([temperature or 1.0 for temperature in temperatures], device=device)

@@ -13,7 +13,9 @@ from torch.nn import functional
 
 from leyden.engine.forward.products import (
     _PRODUCTS_BEFORE_PACKING,  # pyright: ignore[reportPrivateUsage]
+    _WIDE,  # pyright: ignore[reportPrivateUsage]
     has_faster_products,
+    has_faster_wide_products,
     linear,
     packed_bytes,
     use_faster_products,
@@ -23,6 +25,9 @@ from leyden.engine.untyped import step
 
 torch.set_num_threads(1)
 needs_onednn = pytest.mark.skipif(not has_faster_products(), reason="torch's own products are as fast here")
+needs_packing = pytest.mark.skipif(not has_faster_wide_products(), reason="torch's own products are as fast here")
+OUTPUTS = 512 if has_faster_products() else _WIDE
+"""Outputs of a layer whose weights are packed."""
 SHAPE = (33, 1024, 512)
 """N, I and O of a product that is large enough with a gradient."""
 
@@ -95,7 +100,7 @@ def test_a_copy_of_a_model_has_weights_of_its_own():
 
 def packing_model() -> Any:
     """A model of one layer, whose next product without a gradient is computed with packed weights."""
-    model: Any = torch.nn.Sequential(torch.nn.Linear(1024, 512))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(1024, OUTPUTS))
     use_faster_products(model)
     with torch.inference_mode():
         for _ in range(_PRODUCTS_BEFORE_PACKING):
@@ -104,7 +109,7 @@ def packing_model() -> Any:
     return model
 
 
-@needs_onednn
+@needs_packing
 @pytest.mark.parametrize("n_rows", [1, 7, 33, 300])
 def test_packed_weights_give_the_products_of_the_others(n_rows: int):
     model = packing_model()
@@ -112,15 +117,15 @@ def test_packed_weights_give_the_products_of_the_others(n_rows: int):
     with torch.inference_mode():
         found = model(x)
         wanted = functional.linear(x, model[0].weight, model[0].bias)
-    assert packed_bytes(model) == 4 * 1024 * 512
+    assert packed_bytes(model) == 4 * 1024 * OUTPUTS
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@needs_onednn
+@needs_packing
 @pytest.mark.parametrize("change", ["fused step", "copy", "copy in inference mode", "data", "load"])
 def test_weights_that_change_are_not_read_from_the_old_packed_ones(change: str):
     model = packing_model()
-    x, new = torch.ones(2, 1024), torch.full((512, 1024), 0.5)
+    x, new = torch.ones(2, 1024), torch.full((OUTPUTS, 1024), 0.5)
     with torch.inference_mode():
         model(x)
     assert packed_bytes(model) > 0
@@ -132,7 +137,7 @@ def test_weights_that_change_are_not_read_from_the_old_packed_ones(change: str):
     elif change == "data":
         weight.data = new
     elif change == "load":
-        model.load_state_dict({"0.weight": new, "0.bias": torch.zeros(512)})
+        model.load_state_dict({"0.weight": new, "0.bias": torch.zeros(OUTPUTS)})
     else:
         with torch.inference_mode() if change == "copy in inference mode" else torch.no_grad():
             weight.copy_(new)
@@ -141,7 +146,7 @@ def test_weights_that_change_are_not_read_from_the_old_packed_ones(change: str):
     assert packed_bytes(model) == 0
 
 
-@needs_onednn
+@needs_packing
 def test_a_gradient_and_a_copy_have_no_packed_weights():
     model = packing_model()
     with torch.inference_mode():
@@ -152,7 +157,7 @@ def test_a_gradient_and_a_copy_have_no_packed_weights():
     assert packed_bytes(model) == 0
 
 
-@needs_onednn
+@needs_packing
 def test_deterministic_products_do_not_depend_on_how_many_came_before():
     model = packing_model()
     torch.use_deterministic_algorithms(True)
@@ -165,7 +170,7 @@ def test_deterministic_products_do_not_depend_on_how_many_came_before():
     assert packed_bytes(model) == 0
 
 
-@needs_onednn
+@needs_packing
 def test_a_trained_bias_of_frozen_weights_gets_its_gradient_after_packing():
     model = packing_model()
     with torch.inference_mode():
@@ -173,12 +178,12 @@ def test_a_trained_bias_of_frozen_weights_gets_its_gradient_after_packing():
     model[0].weight.requires_grad_(False)
     for n_rows in (3, 64):  # with torch's own product, and with oneDNN's
         model(torch.ones(n_rows, 1024)).sum().backward()
-        assert torch.equal(model[0].bias.grad, torch.full((512,), float(n_rows)))
+        assert torch.equal(model[0].bias.grad, torch.full((OUTPUTS,), float(n_rows)))
         model.zero_grad()
     assert packed_bytes(model) == 0
 
 
-@needs_onednn
+@needs_packing
 def test_a_model_that_is_given_back_reads_what_is_written_into_the_data_of_its_weights():
     model = packing_model()
     with torch.inference_mode():
@@ -191,3 +196,15 @@ def test_a_model_that_is_given_back_reads_what_is_written_into_the_data_of_its_w
     with torch.inference_mode():
         x = torch.ones(2, 1024)
         torch.testing.assert_close(model(x), functional.linear(x, model[0].weight, model[0].bias))
+
+
+@needs_packing
+@pytest.mark.skipif(has_faster_products(), reason="layers of any width gain here")
+def test_only_layers_with_many_outputs_are_changed_where_the_others_are_as_fast():
+    model: Any = torch.nn.Sequential(torch.nn.Linear(1024, _WIDE - 1), torch.nn.Linear(1024, _WIDE))
+    use_faster_products(model)
+    assert ["forward" in layer.__dict__ for layer in model] == [False, True]
+    x, weight = torch.randn(64, 1024, requires_grad=True), torch.randn(_WIDE, 1024)
+    assert not uses_onednn(linear(x, weight)), "a gradient is torch's"
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(x, weight), functional.linear(x, weight), rtol=1e-5, atol=1e-3)

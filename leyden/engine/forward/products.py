@@ -1,9 +1,11 @@
 """Matrix products of linear layers by oneDNN, where torch's own choice is slower.
 
 torch computes float32 products on a CPU with MKL, whose AVX-512 kernels run on Intel's CPUs alone. On an AMD CPU with
-AVX-512, oneDNN takes less than half the time, forwards and backwards. Every build of torch for x86 brings it. Results
-are equal up to rounding. Decoding multiplies by the same weights step after step, so a linear layer packs them into
-oneDNN's own layout once that pays. This module knows tensors and linear layers; no model.
+AVX-512, oneDNN takes less than half the time, forwards and backwards. On one with AVX2, it takes half to three quarters
+of the time where a few rows meet tens of thousands of outputs, as in the output head of a decoding step, and MKL is as
+fast elsewhere. Every build of torch for x86 brings oneDNN. Results are equal up to rounding. Decoding multiplies by the
+same weights step after step, so a linear layer packs them into oneDNN's own layout once that pays. This module knows
+tensors and linear layers; no model.
 
 Shapes: N rows of the input, I features in, O features out.
 """
@@ -32,6 +34,8 @@ Each new shape costs 0.2 milliseconds once. Decoding repeats its shapes; gradien
 """
 _SMALLEST_PACKED: Final = 2**18
 """Elements from which weights are packed."""
+_WIDE: Final = 2**14
+"""Outputs from which a product without a gradient is faster on an AMD CPU with AVX2."""
 _ROWS_OF_A_PRODUCT: Final = 64
 """Rows that the layout of packed weights is chosen for; fewer and more are as fast."""
 _PRODUCTS_BEFORE_PACKING: Final = 16
@@ -48,10 +52,8 @@ def use_faster_products(model: torch.nn.Module) -> None:
 
     Do nothing where torch's own products are as fast.
     """
-    if not has_faster_products():
-        return
     for module in model.modules():
-        if type(module) is torch.nn.Linear:
+        if type(module) is torch.nn.Linear and _is_faster(module.weight, has_gradient=False):
             module.forward = LinearForward(module)
 
 
@@ -68,12 +70,21 @@ def packed_bytes(model: torch.nn.Module) -> int:
     return sum(each.packed_bytes for each in forwards if isinstance(each, LinearForward))
 
 
-@functools.cache
 def has_faster_products() -> bool:
-    """Return whether `linear` is faster than torch on this machine, and right."""
+    """Return whether `linear` is faster than torch on this machine for layers of any width, and right."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_right()
+
+
+def has_faster_wide_products() -> bool:
+    """Return whether `linear` is faster than torch on this machine for layers with very many outputs, and right."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and _is_right()
+
+
+@functools.cache
+def _is_right() -> bool:
+    """Return whether this is an AMD CPU on which oneDNN's operators give the right products."""
     cpu = Path("/proc/cpuinfo")
-    is_amd = cpu.exists() and "AuthenticAMD" in cpu.read_text()
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not is_amd:
+    if not cpu.exists() or "AuthenticAMD" not in cpu.read_text():
         return False
     generator = torch.Generator().manual_seed(0)
     x_NI, weight_OI = (torch.randn(*shape, generator=generator) for shape in ((5, 7), (3, 7)))
@@ -86,11 +97,19 @@ def has_faster_products() -> bool:
     return all(float((each - wanted).abs().max()) <= rounding(wanted) for each in found)
 
 
+def _is_faster(weight_OI: Tensor, *, has_gradient: bool) -> bool:
+    return has_faster_products() or (not has_gradient and len(weight_OI) >= _WIDE and has_faster_wide_products())
+
+
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias, as `torch.nn.functional.linear` does; x has shape (..., I)."""
     has_gradient = _has_gradient(x, weight_OI, bias_O)
     smallest = _SMALLEST_WITH_GRADIENT if has_gradient else _SMALLEST
-    if x.numel() * weight_OI.shape[0] < smallest or not _is_for_onednn(x, weight_OI) or not has_faster_products():
+    if (
+        x.numel() * weight_OI.shape[0] < smallest
+        or not _is_for_onednn(x, weight_OI)
+        or not _is_faster(weight_OI, has_gradient=has_gradient)
+    ):
         return functional.linear(x, weight_OI, bias_O)
     if not has_gradient:
         return _product(x, weight_OI, bias_O)
