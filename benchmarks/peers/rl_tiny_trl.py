@@ -2,7 +2,7 @@
 
 Runs in the environment `bench-trl`. `rl_tiny_trl.py JOB` prints CPU seconds of each step: the whole of it without the time
 that the rollouts take to arrive (`step_cpu_s`), and what follows the preparation of the batch (`gradient_cpu_s`: forward,
-loss, backward, optimizer).
+loss, backward, optimizer), and the process's largest resident size (`peak_mib`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -72,6 +73,7 @@ def main() -> None:
         "step_cpu_s": clock.steps,
         "gradient_cpu_s": clock.gradients,
         "grad_norm": trainer.state.log_history[0]["grad_norm"],
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     print(json.dumps(answer), flush=True)
 
