@@ -104,7 +104,7 @@ def packing_model() -> Any:
     use_faster_products(model)
     with torch.inference_mode():
         for _ in range(_PRODUCTS_BEFORE_PACKING):
-            model(torch.ones(1, 1024))
+            model(torch.ones(2, 1024))
     assert packed_bytes(model) == 0
     return model
 
@@ -115,6 +115,7 @@ def test_packed_weights_give_the_products_of_the_others(n_rows: int):
     model = packing_model()
     x = torch.randn(n_rows, 1024, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
+        model(torch.ones(2, 1024))
         found = model(x)
         wanted = functional.linear(x, model[0].weight, model[0].bias)
     assert packed_bytes(model) == 4 * 1024 * OUTPUTS
@@ -204,6 +205,10 @@ def test_only_layers_with_many_outputs_are_changed_where_the_others_are_as_fast(
     model: Any = torch.nn.Sequential(torch.nn.Linear(1024, _WIDE - 1), torch.nn.Linear(1024, _WIDE))
     use_faster_products(model)
     assert ["forward" in layer.__dict__ for layer in model] == [False, True]
+    with torch.inference_mode():
+        for _ in range(2 * _PRODUCTS_BEFORE_PACKING):
+            model[1](torch.ones(1, 1024))
+    assert packed_bytes(model) == 0, "one row at a time gains nothing"
     x, weight = torch.randn(64, 1024, requires_grad=True), torch.randn(_WIDE, 1024)
     assert not uses_onednn(linear(x, weight)), "a gradient is torch's"
     with torch.inference_mode():

@@ -132,7 +132,12 @@ class LinearForward:
 
     def __call__(self, input: Tensor) -> Tensor:
         weight_OI, bias_O = self._module.weight, cast("Tensor | None", self._module.bias)
-        if weight_OI.numel() < _SMALLEST_PACKED or not _is_for_onednn(input, weight_OI):
+        is_single = input.numel() == input.shape[-1]
+        if (
+            weight_OI.numel() < _SMALLEST_PACKED
+            or not _is_for_onednn(input, weight_OI)
+            or (is_single and not has_faster_products())  # with AVX2 one row waits for the weights, packed or not
+        ):
             return linear(input, weight_OI, bias_O)
         if (
             _has_gradient(input, weight_OI, bias_O)
