@@ -43,6 +43,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+def size(n_bytes: float) -> str:
+    """Return a number of bytes in the form `950 B`, `1.2 MB` or `15 GB`, in powers of 1,000."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while n_bytes >= 999.5 and len(units) > 1:
+        n_bytes /= 1000
+        del units[0]
+    return f"{figure(float(n_bytes), 2 if n_bytes < 99.5 else 3)} {units[0]}"
+
+
 def one_line(text: str) -> str:
     """Return the text without line breaks and control characters."""
     return "".join(character if character.isprintable() else " " for character in text)

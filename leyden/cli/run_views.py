@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from leyden._lib.formatting import figure
 from leyden.cli.store_options import WAIT_SECONDS
 from leyden.training.runs import RecordedRun, RewardMetrics, open_run
+from leyden.training.runs.folder import folder_bytes
 from leyden.training.runs.opening import PAUSED_SECONDS
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
         "rollouts": metrics.rollouts,
         "failed": metrics.failed,
         "reflection_calls": metrics.reflection_calls,
+        "bytes": None if run.directory is None else folder_bytes(run.directory),
     }
 
 

@@ -28,7 +28,7 @@ def runs(
     """List runs with their algorithm, state and reward.
 
     A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone). The
-    time that it took does not include pauses before a resume.
+    time that it took does not include pauses before a resume. The size is that of its folder.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
     """Print the runs as a table, with the course of the reward as a sparkline."""
     from rich.table import Table
 
-    from leyden._lib.formatting import duration
+    from leyden._lib.formatting import duration, size
     from leyden.cli.run_views import COLOURS, age, reward_text
     from leyden.training.runs.chart import sparkline
 
@@ -84,7 +84,7 @@ def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
     table.add_column("steps", justify="right", no_wrap=True)
     for column in ("reward", ""):
         table.add_column(column, no_wrap=True)
-    for column in ("started", "took"):
+    for column in ("started", "took", "size"):
         table.add_column(column, justify="right", no_wrap=True)
     for run, data in found:
         folder = "" if run.directory is None else run.directory.name
@@ -100,5 +100,6 @@ def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
             sparkline(reward.values, 12) if reward is not None else "",
             age(data["start_time"]),
             duration(data["seconds"]),
+            "-" if data["bytes"] is None else size(sum(data["bytes"].values())),
         )
     terminal().print(table)

@@ -92,6 +92,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     from leyden.cli.run_views import as_data, newest_metrics
     from leyden.errors import LeydenError
     from leyden.training.runs.display import rollout_counts
+    from leyden.training.runs.folder import size_text
     from leyden.training.runs.rollouts import count_by_status, failures_of, group_failures
 
     counts, trouble = dict[str, int](), None
@@ -136,6 +137,8 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             echo(f"      leyden show {source} {group.example}")
         if len(groups) > _SHOWN_REASONS:
             echo(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
+    if run.directory is not None:
+        echo(f"size        {size_text(run.directory)}")
     if run.log_path is not None:
         echo(f"log         {run.log_path}")
     if run.directory is not None and (how := _how_to_continue(run)) is not None:

@@ -70,7 +70,7 @@ def said(recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def test_runs_are_listed_with_their_rewards(said: Said) -> None:
     head, line = said("runs")[0].splitlines()
-    assert head.split() == ["name", "kind", "algorithm", "model", "state", "steps", "reward", "started", "took"]
+    assert head.split() == ["name", "kind", "algorithm", "model", "state", "steps", "reward", "started", "took", "size"]
     assert line.split()[:2] == ["first", "fit"]
     assert "0.1 -> 0.8" in line
     assert "▁▂▄█" in line
@@ -80,6 +80,7 @@ def test_programs_read_runs_as_json(said: Said) -> None:
     (run,) = json.loads(said("runs", "--json")[0])
     assert (run["name"], run["iterations"], run["reward"]["best_iteration"]) == ("first", 4, 4)
     assert run["val_reward"]["values"] == [0.05, 0.7]
+    assert run["bytes"]["records"] > 1000 and run["bytes"]["model"] == run["bytes"]["checkpoints"] == 0
 
 
 def test_a_folder_without_runs_says_how_to_make_one(said: Said, tmp_path: Path) -> None:

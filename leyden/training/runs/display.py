@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from leyden._lib.formatting import duration, figure, one_line, printable_on, shortened
 from leyden._lib.text import text_of
 from leyden.training.runs.chart import share, sparkline
+from leyden.training.runs.folder import size_text
 
 if TYPE_CHECKING:
     from leyden.training.runs.run import Run
@@ -237,7 +238,8 @@ def _validation(summary: RunSummary) -> str:
 
 def _paths(directory: Path) -> dict[str, str]:
     model = directory / "model"
-    return {"run": str(directory), **({"model": str(model)} if model.is_dir() else {})}
+    written = {"size": size_text(directory)} if directory.is_dir() else {}
+    return {"run": str(directory), **({"model": str(model)} if model.is_dir() else {}), **written}
 
 
 def show_command(directory: Path) -> str:

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import socket
+import stat
 import time
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,7 +24,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from leyden._lib.atomic import private_directory, write_file
-from leyden._lib.formatting import one_line
+from leyden._lib.formatting import one_line, size
 from leyden._lib.text import fault_reason
 from leyden.errors import ConfigError
 from leyden.types.run_record import RunRecord
@@ -34,6 +35,7 @@ MANIFEST = "run.json"
 METRICS = "metrics.jsonl"
 FAILURES = "failures.jsonl"
 LOG = "run.log"
+_STATES = ("checkpoints", "best")
 
 RunState = Literal["running", "succeeded", "failed", "stopped", "crashed"]
 """`crashed`: recorded as running, but its process is gone."""
@@ -54,6 +56,33 @@ _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note 
 def store_path(directory: Path) -> Path:
     """Return the path of the store's file in a run directory."""
     return directory / "store.sqlite"
+
+
+def folder_bytes(directory: Path) -> dict[str, int]:
+    """Return the bytes of a run's folder: of its models, of its checkpoints, and of its records with the store.
+
+    Other folders in it are not the run's, and are not looked into. A file with two names counts once.
+    """
+    sizes: dict[str, int] = {"model": 0, "checkpoints": 0, "records": 0}
+    seen = set[tuple[int, int]]()
+    for path in directory.iterdir():
+        if path.is_dir() and not (path.name in _STATES or path.name.startswith("model")):
+            continue
+        kind = "records" if path.is_file() else "checkpoints" if path.name in _STATES else "model"
+        for each in (path, *path.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):  # a running run replaces checkpoints
+                found = each.lstat()
+                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
+                    seen.add((found.st_dev, found.st_ino))
+                    sizes[kind] += found.st_size
+    return sizes
+
+
+def size_text(directory: Path) -> str:
+    """Return how large a run's folder is, and what of it each part is: `1.2 GB (model 15 MB, ...)`."""
+    sizes = folder_bytes(directory)
+    parts = ", ".join(f"{kind} {size(n_bytes)}" for kind, n_bytes in sizes.items() if n_bytes)
+    return f"{size(sum(sizes.values()))} ({parts})"
 
 
 def name_of(directory: Path) -> str:

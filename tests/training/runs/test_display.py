@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyden._lib.formatting import size
 from leyden.training.runs import RewardMetrics, Run
 from leyden.training.runs.chart import sparkline
 from leyden.training.runs.display import closing_summary, first_line
+from leyden.training.runs.folder import folder_bytes
 from leyden.training.runs.summary import RunSummary
 
 
@@ -132,3 +134,29 @@ def test_a_result_that_cannot_be_shown_does_not_spoil_the_summary() -> None:
     summary = RunSummary(None, result=Silent())
     assert "result: (its __repr__ raised ZeroDivisionError)" in str(summary).splitlines()
     assert "(its __repr__ raised" in summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_size_of_a_folder_is_that_of_its_models_its_checkpoints_and_its_records(tmp_path: Path) -> None:
+    for name, n_bytes in (
+        ("run.json", 100),
+        ("store.sqlite", 1900),
+        ("model/weights", 479_000),
+        ("model-last/weights", 21_000),
+        ("checkpoints/step-2/state", 2_000_000),
+        ("best/state", 900_000),
+        ("another-run/model/weights", 5_000_000),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(n_bytes))
+    (tmp_path / "checkpoints" / "linked").hardlink_to(tmp_path / "best" / "state")
+    assert folder_bytes(tmp_path) == {"model": 500_000, "checkpoints": 2_900_000, "records": 2000}
+    wanted = "size: 3.4 MB (model 500 kB, checkpoints 2.9 MB, records 2 kB)"
+    assert wanted in str(summary_of(tmp_path)).splitlines()
+    assert "size: " not in str(summary_of(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"), [(0, "0 B"), (999, "999 B"), (99_600, "99.6 kB"), (999_600, "1 MB"), (2.5e15, "2,500 TB")]
+)
+def test_a_size_is_short(n_bytes: float, text: str) -> None:
+    assert size(n_bytes) == text
