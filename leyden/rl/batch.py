@@ -38,15 +38,11 @@ def leaves(batch: Batch) -> Iterator[Array]:
 
 
 def copied(batch: Batch) -> Batch:
-    """Return a batch of copied arrays."""
     return mapped(batch, np.ndarray.copy)
 
 
 def select(batch: Batch, where: Any) -> Batch:
-    """Return the samples at some indices.
-
-    where: anything that indexes NumPy's arrays; a slice selects views.
-    """
+    """Return the samples at `where`, which indexes NumPy's arrays; a slice selects views."""
     return mapped(batch, lambda array: array[where])
 
 
@@ -59,10 +55,7 @@ def allocate(like: Batch, leading: tuple[int, ...], *, drop: int = 1) -> Batch:
 
 
 def write(target: Batch, where: Any, source: Batch) -> None:
-    """Set `target[where] = source` in each array.
-
-    where: anything that indexes NumPy's arrays; `...`: everything.
-    """
+    """Set `target[where] = source` in each array; a `where` of `...` sets everything."""
     if isinstance(target, dict):
         assert isinstance(source, dict)
         for name, part in target.items():
@@ -97,9 +90,7 @@ def same_shape(one: Batch, other: Batch) -> bool:
 
 
 def is_space(space: Any, *kinds: type) -> bool:
-    """Return `isinstance(space, kinds)`.
-
-    A type checker does not narrow the space after this call. It would narrow it to a generic class of Gymnasium with
-    unknown parameters.
+    """Return `isinstance(space, kinds)`. A type checker does not narrow the space, which would be a generic class of
+    Gymnasium with unknown parameters.
     """
     return isinstance(space, kinds)

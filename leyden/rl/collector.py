@@ -90,10 +90,8 @@ class Collector:
     """Runs a policy in a vectorised environment. The collector's own state is two counters."""
 
     def __init__(self, policy: Policy, venv: VectorEnv, buffer: Buffer | None = None) -> None:
-        """Prepare to collect.
-
-        buffer: from the policy's `make_buffer` for as many environments; None: no transition is kept.
-        Raise ConfigError if the buffer was made for another number of environments.
+        """buffer: from the policy's `make_buffer`; None: no transition is kept. Raise ConfigError if it was made for
+        another number of environments.
         """
         self.policy = policy
         self.venv = venv
@@ -200,9 +198,8 @@ class Collector:
         self.total_episodes, self.total_steps = int(state["total_episodes"]), int(state["total_steps"])
 
     def _begin(self, obs: Batch, ids: list[int]) -> Batch:
-        """Begin episodes in some environments. Return the observations of all environments.
-
-        obs: the current observations, which are copied, because a reset may reuse their memory.
+        """Begin episodes in some environments. Return the observations of all. The current ones, `obs`, are copied,
+        because a reset may reuse their memory.
         """
         if len(ids) == self.venv.num_envs:
             return self.venv.reset(ids)
@@ -225,11 +222,7 @@ def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
 def _result(
     episodes: Sequence[Any], n_steps: int, seconds: float, lost: tuple[EpisodeLost, ...], *, skips: bool
 ) -> CollectResult:
-    """Return the result of collected episodes. A logged metric is the mean over the episodes that logged it.
-
-    seconds: the wall time of the collect.
-    skips: whether the number of lost episodes is a metric, `lost`.
-    """
+    """Return the result of collected episodes. With `skips`, the number of lost ones is a metric, too."""
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     lengths = np.array([episode.length for episode in episodes], np.int64)
     logged: dict[str, list[float]] = {}

@@ -103,11 +103,11 @@ class DataQueue(Generic[T]):
     # ---- life ------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
-        """Start the producers and let other processes take part. Raise ConfigError if the queue is active already."""
+        """Start the producers and let other processes take part. Raise ConfigError if the queue is active."""
         local = self._require_own("activate")
         self._address = local.activate()
-        # Finalize also closes a queue without references; at exit, it does so before multiprocessing
-        # waits for the producers
+        # Finalize also closes a queue without references; at exit, it does so before multiprocessing waits for the
+        # producers
         self._finalizer = Finalize(self, local.cleanup, exitpriority=10)
         ACTIVE_QUEUES[self._address.path] = self
         return self
@@ -234,7 +234,6 @@ ACTIVE_QUEUES: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakVa
 
 
 def _attach(address: _QueueAddress, timeout_seconds: float | None) -> DataQueue[Any]:
-    """Return an unpickled queue. At module level, because cloudpickle sends it by its name."""
     return DataQueue.attach(address, timeout_seconds)
 
 
@@ -373,7 +372,6 @@ class _LocalQueue:
                 self._plan.finish(seed)
 
     def give_back(self, seed: Seed[Any]) -> None:
-        """Hand back a seed that a consumer holds. It is taken again before any other."""
         with self._changed:
             if seed.number < _PUT_FROM:
                 self._plan.give_back(seed)
@@ -545,12 +543,7 @@ _OPEN: weakref.WeakSet[socket.socket | Connection] = weakref.WeakSet()
 """The sockets of this process. A forked process closes its copies, so that the other end notices when this one ends."""
 
 
-def _close_inherited() -> None:
-    for end in list(_OPEN):
-        end.close()
-
-
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=lambda: [end.close() for end in list(_OPEN)])
 
 
 class _RemoteQueue:

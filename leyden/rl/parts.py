@@ -224,10 +224,7 @@ class RewardCombination(Reward[StateType]):
     """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward[StateType], float]]) -> None:
-        """Keep the parts.
-
-        rewards: the reward and its weight, by name.
-        """
+        """rewards: the reward and its weight, by name."""
         self.rewards = dict(rewards)
 
     def reward(self, simulator_state: StateType) -> float:

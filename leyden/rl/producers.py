@@ -50,10 +50,7 @@ class Producer:
     """
 
     def __init__(self, name: str, packed: bytes, start_method: StartMethod) -> None:
-        """Start the process.
-
-        packed: the data set, pickled.
-        """
+        """Start the process with a pickled data set."""
         self._name, self._packed = name, packed
         self._start_method: StartMethod = start_method
         self._closed = False
@@ -112,10 +109,7 @@ def _produce(parent: Parent, packed: bytes) -> None:
 
 
 def portable(error: Exception, what: str) -> Exception:
-    """Return the error if it can be pickled, else a SimulatorError that describes it.
-
-    what: what failed, for the description.
-    """
+    """Return the error if it can be pickled, else a SimulatorError that describes it and names `what` failed."""
     try:
         if type(pickle.loads(pack(error))) is type(error):
             return error

@@ -9,10 +9,11 @@ This module knows no environment. To draw seeds from elsewhere, implement `SeedS
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Generic, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, Protocol, SupportsIndex, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +133,6 @@ class SeedPlan(Generic[T]):
         return Seed(index, None, number, self._seed)
 
     def _next(self) -> tuple[int, int]:
-        """Return number and index of the next seed. The plan must not be exhausted."""
         if self._returned:
             return self._returned[0]
         if not self._shuffle:
@@ -152,7 +152,6 @@ class SeedPlan(Generic[T]):
         self._in_flight[number] = index
 
     def _item(self, index: int) -> T:
-        """Return an item. Raise ConfigError for a data set that is not indexed by numbers."""
         try:
             return self._items[index]
         except KeyError as error:
@@ -201,7 +200,6 @@ class SeedPlan(Generic[T]):
         heapq.heapify(self._returned)
 
     def _land(self, seed: Seed[T]) -> int:
-        """Remove a seed from those in use and return its index. Raise ConfigError if it is none."""
         if (index := self._in_flight.pop(seed.number, None)) is None:
             raise ConfigError(
                 f"seed {seed.index} (number {seed.number}) is not under way; it was finished or given back before"
@@ -246,11 +244,6 @@ class _IteratorSeeds:
         pass
 
 
-def _for_ever() -> Iterator[Literal[NoItem.NO_ITEM]]:
-    while True:
-        yield NO_ITEM
-
-
 SeedsLike: TypeAlias = "SeedSource | Items[Any] | Iterable[Any] | None"
 
 
@@ -268,7 +261,7 @@ def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
     Raise ConfigError for any other object.
     """
     if seeds is None:
-        return _IteratorSeeds(_for_ever(), entropy)
+        return _IteratorSeeds(itertools.repeat(NO_ITEM), entropy)
     if hasattr(seeds, "take") and hasattr(seeds, "give_back"):
         return cast(SeedSource, seeds)
     if isinstance(seeds, Sequence) or (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")):

@@ -56,7 +56,7 @@ class GymSpaceValidationError(LeydenError, ValueError):
 
 
 def layout_of(space: AnySpace) -> Layout:
-    """Return the layout of a space, which must not change afterwards."""
+    """Return the layout of a space, which must not be changed afterwards."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _CompoundLayout(cast(AnySpace, space))
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -70,7 +70,7 @@ class Layout:
     def __init__(self, space: AnySpace) -> None:
         self.space = space
         self.check: Check = _CHECKS.get(type(space), _contained)(space)
-        """A function that raises GymSpaceValidationError for a sample that is not in the space."""
+        """Raises GymSpaceValidationError for a sample that is not in the space."""
         self.note: str | None = None
         """A description of the first coerced sample outside the bounds, until the reader sets it to None."""
 
@@ -415,11 +415,6 @@ def _box(space: AnySpace) -> Check:
     return _between(space, low, box.high)
 
 
-def _multi_discrete(space: AnySpace) -> Check:
-    multi = cast("spaces.MultiDiscrete[Any]", space)
-    return _between(space, multi.start, multi.start + (multi.nvec - 1))
-
-
 def _between(space: AnySpace, low: Array, high: Array) -> Check:
     size = low.size
     return _array_check(space, lambda x: np.count_nonzero(x >= low) == size and np.count_nonzero(x <= high) == size)
@@ -459,7 +454,9 @@ def _discrete(space: AnySpace) -> Check:
 _CHECKS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
     spaces.Box: _box,
     spaces.Discrete: _discrete,
-    spaces.MultiDiscrete: _multi_discrete,
+    spaces.MultiDiscrete: lambda space: _between(
+        space, cast(Any, space).start, cast(Any, space).start + cast(Any, space).nvec - 1
+    ),
     spaces.MultiBinary: _multi_binary,
 }
 

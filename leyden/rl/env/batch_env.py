@@ -57,7 +57,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         self._totals = np.zeros(self.num_envs)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin episodes and write their first observations. If the simulator raises, all of them fail."""
+        """If the simulator raises, all of the episodes fail."""
         rows = np.array([env for env, _ in starts], np.int64)
         try:
             obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
@@ -73,10 +73,8 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         return []
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step all rows, write their results, and return infos with the statistics of ended episodes.
-
-        If the simulator raises, or a reward is not finite, the episodes of all rows fail.
-        mask: (num_envs,), which must be the rows with a running episode.
+        """If the simulator raises, or a reward is not finite, the episodes of all rows fail. `mask` must be the rows
+        with a running episode.
         """
         if not np.array_equal(mask, self.alive):
             raise ConfigError("a BatchSimulator is stepped whole; leave `ids` out")

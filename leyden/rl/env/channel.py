@@ -15,7 +15,7 @@ import struct
 import tempfile
 import time
 from multiprocessing import reduction
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from leyden._lib.host.child import PipeEnd
 from leyden._lib.pickling import pack
@@ -90,10 +90,7 @@ class SharedMemoryFile:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Make a file without a name, or take over an open one.
-
-        descriptor: of the open file.
-        """
+        """Make a file without a name, or take over the open one of this descriptor."""
         if descriptor is None:
             if hasattr(os, "memfd_create"):
                 descriptor = os.memfd_create("leyden-env", os.MFD_CLOEXEC)
@@ -118,8 +115,8 @@ class SharedMemoryFile:
 
     def __reduce__(self) -> Any:
         # DupFd works only while a child process is being started
-        return _in_child, (reduction.DupFd(self._descriptor),)
+        return SharedMemoryFile._in_child, (reduction.DupFd(self._descriptor),)
 
-
-def _in_child(descriptor: Any) -> SharedMemoryFile:
-    return SharedMemoryFile(descriptor.detach())
+    @classmethod
+    def _in_child(cls, descriptor: Any) -> Self:
+        return cls(descriptor.detach())

@@ -131,12 +131,7 @@ def run_worker(
     wants_steps: bool,
     generators: WorkerGenerators,
 ) -> None:
-    """Make and step a group of environments. This function runs in a worker process.
-
-    number: of this worker.
-    part: the numbers of its environments among all.
-    packed: the factories of its environments.
-    """
+    """Make and step the environments `part`, in worker process `number`, by their `packed` factories."""
     end_with_parent(parent.pid)
     channel = Channel(parent.connection)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed, or gone

@@ -25,6 +25,7 @@ from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
+_ENV: Any = gymnasium.Env
 FiniteEnvType: TypeAlias = str
 """A name in `ENV_KINDS`, or the import path of a `FiniteVectorEnv`."""
 ENV_KINDS: Final[dict[str, Component]] = {
@@ -78,7 +79,16 @@ def vectorize_env(
     """
     check_number("concurrency", concurrency, at_least=1, whole=True)
     check_number("max_retries", max_retries, at_least=0, whole=True)
-    _check_factories(env_factory)
+    wanted: Any = env_factory
+    for factory in cast("list[Any]", wanted) if isinstance(wanted, list | tuple) else [wanted]:
+        if isinstance(factory, str) or (callable(factory) and not isinstance(factory, _ENV)):
+            continue
+        if hasattr(factory, "step") and hasattr(factory, "reset"):
+            raise ConfigError(
+                f"env_factory is the environment {shown(factory)}; give a function that makes one, because each of the environments is "
+                f"a new one: `lambda: {type(factory).__name__}(...)`, an id of Gymnasium's registry, or a class"
+            )
+        raise ConfigError(f"env_factory is {shown(factory)}; give a function that makes an environment, or an id")
     if isinstance(env_factory, str) or callable(env_factory):
         env_factory = [env_factory] * concurrency
     elif concurrency not in (1, len(env_factory)):
@@ -104,22 +114,6 @@ def vectorize_env(
         quiet_seconds=quiet_seconds,
         **given,
     )
-
-
-_ENV: Any = gymnasium.Env
-
-
-def _check_factories(given: Any) -> None:
-    """Raise ConfigError for anything but an id, a function or a list of them."""
-    for factory in cast("list[Any]", given) if isinstance(given, list | tuple) else [given]:
-        if isinstance(factory, str) or (callable(factory) and not isinstance(factory, _ENV)):
-            continue
-        if hasattr(factory, "step") and hasattr(factory, "reset"):
-            raise ConfigError(
-                f"env_factory is the environment {shown(factory)}; give a function that makes one, because each of the environments is "
-                f"a new one: `lambda: {type(factory).__name__}(...)`, an id of Gymnasium's registry, or a class"
-            )
-        raise ConfigError(f"env_factory is {shown(factory)}; give a function that makes an environment, or an id")
 
 
 class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -168,7 +168,6 @@ class EnvGroup:
             slot.env.close()
 
     def _make(self, factory: EnvFactory) -> _Slot:
-        """Return a new environment in its slot. Raise ConfigError if the factory made none."""
         env: Any = factory()
         if isinstance(env, EnvWrapper):
             return _WrapperSlot(cast("EnvWrapper[Any, Any, Any, Any, Any]", env), wants_steps=self._wants_steps)
@@ -493,10 +492,8 @@ def cores() -> int:
 
 
 def worker_count(wanted: int | None, n_envs: int, default: int) -> int:
-    """Return the number of workers for `n_envs` environments, at most one for each.
-
-    wanted: the user's choice; None takes `default`.
-    Raise ConfigError if `wanted` is below 1.
+    """Return the wanted number of workers, or the default, but at most one for each environment. Raise ConfigError for
+    less than 1.
     """
     check_number("workers", wanted, at_least=1, whole=True, or_none="the kind's default")
     return min(default if wanted is None else wanted, n_envs)

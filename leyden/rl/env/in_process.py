@@ -88,9 +88,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         quiet_seconds: float = 60.0,
         workers: int | None = None,
     ) -> None:
-        """Make the environments in threads.
-
-        workers: the number of threads; None: one for each environment, because they mostly wait.
+        """workers: the number of threads; None: one for each environment, because they mostly wait.
         Raise ConfigError if the environments' spaces or seed iterators differ.
         """
         super().__init__(

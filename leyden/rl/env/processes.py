@@ -90,11 +90,8 @@ class _EnvWorker:
         *,
         wants_steps: bool,
     ) -> None:
-        """Start nothing yet.
-
-        part: the worker's environments, by their numbers among all.
-        packed: their factories, pickled.
-        seeds: of the worker's process-wide random generators.
+        """Start nothing yet. `part`: the worker's environments; `packed`: their factories; `seeds`: of the worker's
+        process-wide random generators.
         """
         self.number, self.part = number, part
         self.rows = slice(part.start, part.stop)
@@ -292,7 +289,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
     def _first_ready(self, worker: _EnvWorker) -> EnvsReady:
-        """Wait for a worker that was just started. Restart it if it dies, unless failures are raised."""
+        """Wait for a new worker. Restart it if it dies, unless failures are raised."""
         for attempt in range(_MAX_TRIES):
             try:
                 return worker.ready(self._timeout, self._quiet_seconds)
@@ -438,7 +435,6 @@ def _too_long(seconds: float | None) -> str:
 
 
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
-    """Return the factories, pickled by value. Raise ConfigError if that is not possible."""
     try:
         return pack_by_value(list(factories))
     except Exception as error:

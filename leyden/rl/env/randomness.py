@@ -41,11 +41,7 @@ class WorkerGenerators:
     """Seeds the global generators of one worker process."""
 
     def __init__(self, seeds: WorkerSeeds, worker: int, start: int) -> None:
-        """Prepare the seeds.
-
-        worker: the worker's number.
-        start: how often the worker was started before, so that a restarted worker draws other numbers.
-        """
+        """start: how often the worker was started before, so that a restarted worker draws other numbers."""
         self._seeds, self._worker, self._start = seeds, worker, start
         self._done: set[str] = set()
 
@@ -61,13 +57,9 @@ class WorkerGenerators:
                 seeder(sequence)
 
 
-def _seed_torch(sequence: np.random.SeedSequence) -> None:
-    torch: Any = sys.modules["torch"]
-    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))  # 63 bits: torch's seeds are signed
-
-
 _SEEDERS: Final[dict[str, Callable[[np.random.SeedSequence], None]]] = {
     "random": lambda sequence: random.seed(sequence.generate_state(8).tobytes()),
     "numpy": lambda sequence: np.random.seed(sequence.generate_state(8)),
-    "torch": _seed_torch,
+    # 63 bits: torch's seeds are signed
+    "torch": lambda sequence: sys.modules["torch"].manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1)),
 }

@@ -452,7 +452,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return number, f"environment {env}{self._of_worker(env)}, at step {int(self._lengths[env])}{of_seed}, has"
 
     def _of_worker(self, env: int) -> str:
-        """Return in words in which worker an environment runs; empty if it has none."""
+        """Return which worker runs an environment, in words; empty if none does."""
         return ""
 
     def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -179,7 +179,6 @@ class DQN(TorchPolicy):
         }
 
     def _loss(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
-        """Return the mean loss of the transitions at these indices."""
         targets = self.targets(buffer, at_B)
         values = self.module(self._tensors(select(buffer.obs, at_B)))
         taken = from_numpy(buffer.actions[at_B].astype(np.int64) - self._start)

@@ -166,28 +166,22 @@ class PPO(TorchPolicy):
         check_number("batch_size", batch_size, at_least=1, whole=True)
         check_number("repeat", repeat, at_least=1, whole=True)
         with self._threads():
-            return self._update(buffer, batch_size, repeat)
-
-    def _update(self, buffer: RolloutBuffer, batch_size: int, repeat: int) -> dict[str, float]:
-        """Pass `repeat` times over the buffer in shuffled minibatches. Return the means of the metrics. The metrics are
-        summed on the device and read once at the end, because each read waits for the device.
-        """
-        obs = self._tensors(buffer.flat(buffer.obs))
-        data, explained = self._targets(buffer, obs)
-        n = len(data["logp"])
-        totals = torch.zeros(len(_METRICS), device=self.device)
-        norms = 0.0
-        n_batches = 0
-        for _ in range(repeat):
-            order = torch.randperm(n, generator=self.generator).to(self.device)
-            shuffled, columns = _rows(obs, order), {name: tensor[order] for name, tensor in data.items()}
-            for start, stop in _minibatches(n, batch_size):
-                part = {name: tensor[start:stop] for name, tensor in columns.items()}
-                loss, metrics = self._loss(_rows(shuffled, slice(start, stop)), part)
-                norms += self._step(loss, self.max_grad_norm)
-                totals += metrics
-                n_batches += 1
-        means = cast("list[float]", cast(Any, totals / n_batches).tolist())
+            obs = self._tensors(buffer.flat(buffer.obs))
+            data, explained = self._targets(buffer, obs)
+            n = len(data["logp"])
+            parts = _minibatches(n, batch_size)
+            totals = torch.zeros(len(_METRICS), device=self.device)  # read once, because each read waits for the device
+            norms = 0.0
+            for _ in range(repeat):
+                order = torch.randperm(n, generator=self.generator).to(self.device)
+                shuffled, columns = _rows(obs, order), {name: tensor[order] for name, tensor in data.items()}
+                for start, stop in parts:
+                    part = {name: tensor[start:stop] for name, tensor in columns.items()}
+                    loss, metrics = self._loss(_rows(shuffled, slice(start, stop)), part)
+                    norms += self._step(loss, self.max_grad_norm)
+                    totals += metrics
+            n_batches = repeat * len(parts)
+            means = cast("list[float]", cast(Any, totals / n_batches).tolist())
         return {
             **dict(zip(_METRICS, means, strict=True)),
             "grad_norm": norms / n_batches,
@@ -200,8 +194,8 @@ class PPO(TorchPolicy):
         logp, entropy = self._actions.evaluate(outputs, self.module.log_std, part["sample"])
         advantages = part["advantages"]
         if self.advantage_normalization and len(advantages) > 1:
-            # Equal advantages become exactly 0. The float32 mean of other equal numbers is off by
-            # rounding, which the division by 0 + 1e-8 would make as large as a true advantage.
+            # Equal advantages become exactly 0. The float32 mean of other equal numbers is off by rounding, which the
+            # division by 0 + 1e-8 would make as large as a true advantage.
             advantages = advantages - advantages[0]
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         terms = clipped_surrogate(logp, part["logp"], advantages, clip_low=self.eps_clip, clip_high=self.eps_clip)
@@ -308,7 +302,6 @@ class _Categorical:
         self._start = int(space.start)
 
     def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return action numbers (n,) and their log-probabilities. `log_std` is not used."""
         logp = outputs.log_softmax(-1)
         if generator is None:
             sample = logp.argmax(-1)
@@ -364,7 +357,6 @@ class _Gaussian:
 
 
 def _distribution(space: Any) -> _Distribution:
-    """Return the distribution for an action space. Raise ConfigError if PPO cannot act in it."""
     if is_space(space, spaces.Discrete):
         return _Categorical(space)
     if is_space(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

@@ -202,7 +202,6 @@ class TorchPolicy(Policy):
 
 
 def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
-    """Raise CheckpointError unless the weights have the names and shapes of the module's."""
     have = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     given = {key: tuple(tensor.shape) for key, tensor in model.items()}
     if have != given:

@@ -212,12 +212,17 @@ class Trainer(TrainLoop):
         self._has_record = True
         folder = self._record(vessel, resume=resume)
         self._interrupted = False
+
+        def interrupt() -> None:
+            self._interrupted = True
+            self.stop()
+
         with contextlib.ExitStack() as stack:
             if self.shows_progress:
                 stack.enter_context(self._showing(vessel, folder))
             if folder is not None:
                 stack.enter_context(recording(folder))
-            stack.enter_context(graceful_interrupts(self._interrupt))
+            stack.enter_context(graceful_interrupts(interrupt))
             self.run(cast(Any, vessel), resume=start)
             if folder is not None and self._interrupted:
                 folder.close("stopped", "interrupted")
@@ -250,10 +255,6 @@ class Trainer(TrainLoop):
             raise ConfigError(f"{self.run_dir} holds no run to resume: it has neither {MANIFEST} nor a checkpoint")
         return found
 
-    def _interrupt(self) -> None:
-        self._interrupted = True
-        self.stop()
-
     def _record(self, vessel: TrainingVesselBase[Any], *, resume: bool) -> FolderRecorder | None:
         """Add the parts that record this fit, in place of those of the last one. Return the recorder, which is not open
         yet; None without `run_dir`.
@@ -273,8 +274,7 @@ class Trainer(TrainLoop):
         return folder
 
     def _run_config(self, vessel: TrainingVesselBase[Any]) -> dict[str, Any]:
-        """Return the configuration of a fit for `run.json`: policy, options, data, seed, program."""
-        states = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}
+        states: dict[str, Any] = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}
         options = {
             "max_iters": self.max_iters,
             "val_every_n_iters": self.val_every_n_iters,
@@ -286,7 +286,10 @@ class Trainer(TrainLoop):
         return {
             "algorithm": {"name": import_path(type(vessel.policy)), "options": describe(options)},
             "model": None,
-            "data": {name: _describe_states(found) for name, found in states.items()},
+            "data": {  # a generator of states has no digest
+                name: describe_dataset(found) if hasattr(found, "__len__") and hasattr(found, "__getitem__") else None
+                for name, found in states.items()
+            },
             "seed": getattr(vessel, "seed", None),
             "concurrency": self.concurrency,
             **describe_program(),
@@ -450,11 +453,9 @@ class Trainer(TrainLoop):
     # ---- state -----------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        """Return the state of loop, callbacks, writers, counters and random generators, as JSON."""
         return {**super().run_state(), "current_episode": self.current_episode, "total_steps": self.total_steps}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore counters, metrics, callbacks and writers from a state of `run_state`."""
         super().load_run_state(state)
         self.current_episode, self.total_steps = state["current_episode"], state["total_steps"]
 
@@ -489,12 +490,6 @@ class Trainer(TrainLoop):
         return open_checkpoint(ckpt_path).vessel_state["policy"]
 
 
-def _describe_states(states: Any) -> dict[str, Any] | None:
-    """Return the length and a digest of initial states; None if they have no length, as a generator."""
-    has_items = hasattr(states, "__len__") and hasattr(states, "__getitem__")
-    return describe_dataset(states) if has_items else None
-
-
 def _environment(
     simulator_fn: Any,
     state_interpreter: Any,
@@ -504,19 +499,14 @@ def _environment(
     min_loglevel: LogLevel,
 ) -> EnvWrapper[Any, Any, Any, Any, Any]:
     """Return one environment. Its interpreters and reward are copies, because each refers to its environment."""
-    own = map(_copy, (state_interpreter, action_interpreter, reward, aux_info))
-    state_interpreter, action_interpreter, reward, aux_info = own
-    return EnvWrapper(
-        simulator_fn, state_interpreter, action_interpreter, None, reward, aux_info, LogCollector(min_loglevel)
-    )
-
-
-def _copy(part: Any) -> Any:
-    """Return a deep copy. Raise ConfigError if the part cannot be copied."""
-    try:
-        return copy.deepcopy(part)
-    except Exception as error:
-        raise ConfigError(
-            f"each environment has a {type(part).__name__} of its own, and this one cannot be copied: {error}. Make what it holds "
-            "when it is first used, or write its __deepcopy__"
-        ) from error
+    own: list[Any] = []
+    for part in (state_interpreter, action_interpreter, reward, aux_info):
+        try:
+            own.append(copy.deepcopy(part))
+        except Exception as error:
+            raise ConfigError(
+                f"each environment has a {type(part).__name__} of its own, and this one cannot be copied: {error}. Make what it holds "
+                "when it is first used, or write its __deepcopy__"
+            ) from error
+    states, actions, rewards, infos = own
+    return EnvWrapper(simulator_fn, states, actions, None, rewards, infos, LogCollector(min_loglevel))
