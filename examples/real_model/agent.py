@@ -23,7 +23,7 @@ Call: route(Madrid)
 
 @llm_rollout
 async def choose_tool(task: Task, llm: LLM) -> float:
-    """Answer `task["request"]` with a tool; the reward is 1 for the right tool with the right city, otherwise 0."""
+    """Answer `task["request"]` with a tool; the reward is 1 for the right tool with the right argument, otherwise 0."""
     prompt = f"{SHOTS}Request: {task['request']}\nCall:"
     answer = await llm.openai().completions.create(
         model=llm.model, prompt=prompt, stop=["\n"], **llm.sampling_parameters
@@ -31,6 +31,6 @@ async def choose_tool(task: Task, llm: LLM) -> float:
     call = re.fullmatch(r" ?(\w+)\((.*)\)", answer.choices[0].text)
     if call is None or call[1] not in TOOLS:
         return 0.0
-    tool, city = call.groups()
-    emit_message(TOOLS[tool](city))  # a real agent would send this to its user
-    return float((tool, city) == (task["tool"], task["city"]))
+    tool, argument = call.groups()
+    emit_message(TOOLS[tool](argument))  # what the user would read
+    return float((tool, argument) == (task["tool"], task["argument"]))

@@ -1,7 +1,7 @@
 """The tasks: requests that one of three tools answers. The held-out ones have other words and other cities.
 
-A task is `{"request": ..., "tool": ..., "city": ...}`. For tools of your own, change `TOOLS`, the requests and
-`agent.SHOTS`.
+A task is `{"request": ..., "tool": ..., "argument": ...}`. For tools of your own, change `TOOLS`, the requests, the
+arguments, and `SHOTS` in agent.py.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ TRAIN_REQUESTS = {
     ],
 }
 TRAIN_CITIES = ["Tokyo", "Rome", "Cairo", "Delhi", "Oslo", "Quito", "Berlin", "Vienna"]
+TRAIN_ARGUMENTS = dict.fromkeys(TOOLS, TRAIN_CITIES)
 
 HELD_OUT_REQUESTS = {
     "weather": [
@@ -71,25 +72,28 @@ HELD_OUT_CITIES = [
     "Athens", "Dublin", "Boston", "Seoul", "Lisbon", "Warsaw", "Nairobi", "Chicago", "Munich", "Havana",
     "Sydney", "Toronto", "Prague", "Bangkok", "Geneva", "Kyoto", "Mumbai", "Denver", "Zurich", "Lagos",
 ]  # fmt: skip
+HELD_OUT_ARGUMENTS = dict.fromkeys(TOOLS, HELD_OUT_CITIES)
 
 
 def train_tasks() -> list[Task]:
-    """Return the 48 tasks to train on: each request with four of the cities."""
-    return _tasks(TRAIN_REQUESTS, TRAIN_CITIES, n_cities=4, seed=0)
+    """Return the 48 tasks to train on: each request with four of the arguments."""
+    return _tasks(TRAIN_REQUESTS, TRAIN_ARGUMENTS, n_arguments=4, seed=0)
 
 
 def held_out_tasks() -> list[Task]:
-    """Return 100 tasks that share no request and no city with the others: each request with five of the cities."""
-    return _tasks(HELD_OUT_REQUESTS, HELD_OUT_CITIES, n_cities=5, seed=1)
+    """Return 100 tasks that share no request and no argument with the others: each request with five arguments."""
+    return _tasks(HELD_OUT_REQUESTS, HELD_OUT_ARGUMENTS, n_arguments=5, seed=1)
 
 
-def _tasks(requests: Mapping[str, Sequence[str]], cities: Sequence[str], *, n_cities: int, seed: int) -> list[Task]:
+def _tasks(
+    requests: Mapping[str, Sequence[str]], arguments: Mapping[str, Sequence[str]], *, n_arguments: int, seed: int
+) -> list[Task]:
     rng = random.Random(seed)
     tasks = [
-        {"request": request.format(city), "tool": tool, "city": city}
+        {"request": request.format(argument), "tool": tool, "argument": argument}
         for tool in requests
         for request in requests[tool]
-        for city in rng.sample(cities, n_cities)
+        for argument in rng.sample(arguments[tool], n_arguments)
     ]
     rng.shuffle(tasks)
     return tasks

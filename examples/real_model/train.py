@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from agent import choose_tool
 from tasks import held_out_tasks, train_tasks
@@ -31,29 +32,32 @@ def make_algorithm(model: Path, *, steps: int, sft_steps: int, seed: int, all_we
         backend,
         n_steps=steps,
         sft_steps=sft_steps,
-        tasks_per_step=6,
+        tasks_per_step=12,
         rollouts_per_task=8,
-        minibatch_size=24,
+        minibatch_size=48,
         max_tokens=10,
-        optim=ly.OptimParams(learning_rate=1e-5 if all_weights else 1e-4),
+        optim=ly.OptimParams(learning_rate=1e-5 if all_weights else 2e-4),
+        warmup_steps=1,
+        schedule="linear",
+        final_fraction=0.1,
         validate_first=True,
         seed=seed,
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """See `--help`."""
+def main(description: str, agent: ly.LitAgent[Any], tasks: Sequence[Any], held_out: Sequence[Any]) -> None:
+    """Train an agent, and measure it on other tasks before and after; see `--help`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("model", type=Path, help="folder of a causal language model, or a .gguf file")
-    parser.add_argument("--steps", type=int, default=12, help="steps in all (default: 12)")
-    parser.add_argument("--sft-steps", type=int, default=4, help="the first of them, which imitate (default: 4)")
+    parser.add_argument("--steps", type=int, default=8, help="steps in all (default: 8)")
+    parser.add_argument("--sft-steps", type=int, default=2, help="the first of them, which imitate (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks and sampling (default: 0)")
     parser.add_argument("--all-weights", action="store_true", help="train all weights, and no LoRA adapter")
     parser.add_argument("--run-dir", type=Path, help="where to keep the run (default: a new folder under .leyden/)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder")
-    given = parser.parse_args(argv)
+    given = parser.parse_args()
     if given.resume and given.run_dir:
         parser.error("--resume RUN names the folder already; leave --run-dir out")
     run_dir = given.resume or given.run_dir or Path(".leyden") / time.strftime("tools-%Y%m%d-%H%M%S")
@@ -62,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         given.model, steps=given.steps, sft_steps=given.sft_steps, seed=given.seed, all_weights=given.all_weights
     )
     trainer = ly.Trainer(algorithm=algorithm, run_dir=run_dir)
-    trainer.fit(choose_tool, train_tasks(), val_dataset=held_out_tasks(), resume=given.resume is not None)
+    trainer.fit(agent, tasks, val_dataset=held_out, resume=given.resume is not None)
     before, *_, after = open_run(run_dir).metrics("val")
-    print(f"held-out requests solved: {before.metrics['reward']:.0%} before, {after.metrics['reward']:.0%} after")
+    print(f"held-out tasks solved: {before.metrics['reward']:.0%} before, {after.metrics['reward']:.0%} after")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, choose_tool, train_tasks(), held_out_tasks())

@@ -30,18 +30,18 @@ def words(requests: Mapping[str, list[str]]) -> set[str]:
     return {request for several in requests.values() for request in several}
 
 
-def test_held_out_requests_have_other_words_and_other_cities(tasks: ModuleType) -> None:
+def test_held_out_requests_have_other_words_and_other_arguments(tasks: ModuleType) -> None:
     train, held_out = tasks.train_tasks(), tasks.held_out_tasks()
     assert (len(train), len(held_out)) == (48, 100)
     assert len({task["request"] for task in (*train, *held_out)}) == 148
     assert not words(tasks.TRAIN_REQUESTS) & words(tasks.HELD_OUT_REQUESTS)
-    assert not {task["city"] for task in train} & {task["city"] for task in held_out}
+    assert not {task["argument"] for task in train} & {task["argument"] for task in held_out}
     assert {task["tool"] for task in (*train, *held_out)} == set(tasks.TOOLS)
 
 
 def test_no_constant_answer_solves_many_held_out_requests(tasks: ModuleType) -> None:
     held_out = tasks.held_out_tasks()
-    calls = [(task["tool"], task["city"]) for task in held_out]
+    calls = [(task["tool"], task["argument"]) for task in held_out]
     assert max(calls.count(call) for call in calls) == 5
     assert max(sum(task["tool"] == tool for task in held_out) for tool in tasks.TOOLS) == 35
 
@@ -62,7 +62,7 @@ def test_the_program_trains_measures_and_continues(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "held-out requests solved: 0% before, 0% after" in train(
+    assert "held-out tasks solved: 0% before, 0% after" in train(
         "--steps", 2, "--sft-steps", 1, "--run-dir", tmp_path / "run"
     )
     assert [row.metrics["rollouts"] for row in open_run(tmp_path / "run").metrics("val")] == [100, 100]
