@@ -87,7 +87,8 @@ class Chat:
         """
         if not getattr(self._text.tokenizer, "chat_template", None):
             raise bad_request(
-                f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions, or give the engine "
+                f"the tokenizer of the model {self._model!r} has no chat template; prompt it by /v1/completions with a few "
+                "examples and stop, or give the engine "
                 "chat_template='chatml', 'gemma' or a file with a Jinja template",
                 param="messages",
                 code="no_chat_template",
@@ -369,8 +370,8 @@ class Chat:
         template = f"the chat template of the model {self._model!r}"
         if text.kind == "tool":
             return bad_request(
-                f"{template} has no place for tools, so the model cannot know of them; save the tokenizer with a "
-                "template that renders 'tools', or send none",
+                f"{template} has no place for tools, so the model cannot know of them; take a model that was trained "
+                "to call tools, give the engine chat_template=FILE with a template that renders 'tools', or send none",
                 param="tools",
                 code="template_without_tools",
             )

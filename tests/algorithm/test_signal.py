@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import leyden as ly
+from leyden.algorithm import Run
 from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
 from leyden.cli.demo import WEIGHTS
 
@@ -152,6 +153,7 @@ def test_a_learning_rate_that_the_user_did_not_choose_is_hinted_at_when_a_run_be
 
     algorithm = ly.PolicyGradient(Backend(WEIGHTS), optim=optim)
     algorithm.set_llm_proxy(ly.LLMProxy())
+    algorithm.set_run(Run("dev"))
     with pytest.raises(Stopped):
         asyncio.run(algorithm.setup([1], None))
     hints = [record.getMessage() for record in caplog.records if "usually needs 0.001" in record.getMessage()]

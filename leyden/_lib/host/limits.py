@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from leyden._lib.options import check_number
 from leyden.errors import ConfigError
@@ -69,6 +72,34 @@ class ResourceLimits:
         return reserve
 
 
+def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """Return the memory that this process can ever have, and how much of it is free now, in bytes: of the machine, or
+    of the narrowest control group (version 1 or 2) around the process.
+    """
+    total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
+    with contextlib.suppress(OSError):  # no control groups
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            root = groups / controllers
+            names = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+            )
+            group = root / path.lstrip("/")
+            for each in (group, *group.parents):
+                if not each.is_relative_to(root):
+                    break
+                with contextlib.suppress(
+                    OSError, ValueError
+                ):  # a group without a limit, or out of sight in a container
+                    limit, used = (int((each / name).read_text()) for name in names)
+                    cache = re.search(r"^(?:total_)?inactive_file (\d+)", (each / "memory.stat").read_text(), re.M)
+                    total = min(total, limit)
+                    free = min(free, limit - used + (int(cache[1]) if cache else 0))
+    return total, max(0, free)
+
+
 def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> None:
     """Raise ConfigError unless `cpu_affinity` is None, or has a list of usable CPUs for each runner."""
     if cpu_affinity is None:
@@ -89,6 +120,15 @@ def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> 
             raise ConfigError(f"cpu_affinity[{worker_id}] is {list(cpus)}; possible: one or more of {sorted(allowed)}")
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process sees: those of CUDA_VISIBLE_DEVICES if it is set, else all of /dev."""
+    chosen = os.environ.get(CUDA_DEVICES)
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    devices = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted((name for name in devices if name.isdigit()), key=int)
+
+
 def share_out_gpus(gpus_per_runner: int | None, n_runners: int) -> list[str] | None:
     """Return the value of CUDA_VISIBLE_DEVICES for each runner, or None to leave it unchanged. The GPUs are those that
     this process sees: those of the variable if it is set, else all of /dev.
@@ -98,12 +138,7 @@ def share_out_gpus(gpus_per_runner: int | None, n_runners: int) -> list[str] | N
     check_number("gpus_per_runner", gpus_per_runner, at_least=1, whole=True, or_none="all of them")
     if gpus_per_runner is None:
         return None
-    chosen = os.environ.get(CUDA_DEVICES)
-    if chosen is not None:
-        visible = [name.strip() for name in chosen.split(",") if name.strip()]
-    else:
-        devices = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
-        visible = sorted((name for name in devices if name.isdigit()), key=int)
+    visible = visible_gpus()
     if len(visible) < n_runners * gpus_per_runner:
         raise ConfigError(
             f"gpus_per_runner={gpus_per_runner} for {n_runners} runners needs {n_runners * gpus_per_runner} GPUs, and there are "

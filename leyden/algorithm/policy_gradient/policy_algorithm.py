@@ -26,6 +26,7 @@ from leyden.algorithm.policy_gradient.rollout_metrics import mean, rollout_metri
 from leyden.algorithm.policy_gradient.rollout_reader import RolloutCounts, RolloutReader
 from leyden.algorithm.policy_gradient.signal import learning_rate_hint
 from leyden.engine import EngineRegistry
+from leyden.engine.footprint import check_room
 from leyden.engine.isolated import IsolatedBackend, Visitor
 from leyden.engine.policy_backend import ForwardBackwardResult, OptimParams, PolicyBackend
 from leyden.engine.schedules import check_learning_rate_schedule, learning_rate_at
@@ -187,6 +188,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         proxy = self.require_llm_proxy()
         self._val = val_dataset
         self._warn_of_learning_rate()
+        self._check_room()
         await self._start_backend(proxy)
         proxy.serve_engine(self.backend.endpoint())
         self._note_version(proxy)
@@ -387,6 +389,17 @@ class PolicyAlgorithm(IterativeAlgorithm):
 
     async def _publish_policy(self, name: str, llm: LLM) -> str:
         return await self.publish_resources(name, {**(self.get_initial_resources() or {}), self.resource_name: llm})
+
+    def _check_room(self) -> None:
+        """Say what the run will take, and raise ConfigError if there is no room for it."""
+        run, backends = self.get_run(), [self.backend.learner, *(each.learner for each in self._other_backends)]
+        check_room(
+            [arguments_of(each) for each in backends],
+            directory=run.directory,
+            resume=run.resume,
+            n_checkpoints=(self.keep_last or self.max_iters) + (self.keep_best is not None),
+            n_rollouts=self.max_iters * getattr(self, "tasks_per_step", 0) * getattr(self, "rollouts_per_task", 0),
+        )
 
     def _warn_of_learning_rate(self) -> None:
         """Log a hint if the learning rate is the default and seldom fits a model of this size."""

@@ -234,7 +234,10 @@ class SignalWatch:
             return _Symptom("one token", "no answer has more than one token", causes)
         if several and answers.cut == answers.n and not asked_for_one:
             limit = "" if self.max_tokens is None else f"={self.max_tokens}"
-            causes = ["a max_tokens that is too small", "a model that does not end its answers"]
+            causes = [
+                "a max_tokens that is too small",
+                "a base model, which ends no answer by itself (few shots by completions, with stop= or stop_token_ids)",
+            ]
             return _Symptom("cut", f"all {answers.n:,} answers were cut by max_tokens{limit}", causes)
         if flat and rewards:
             best = max(self._rewards)
