@@ -1,4 +1,4 @@
-"""`learning_rate_at`: the learning rate of each step of a run, as a pure function.
+"""`default_learning_rate`, and `learning_rate_at`: the learning rate of each step of a run, as pure functions.
 
 The module knows no optimizer and no loop: an algorithm gets the rate of a step and passes it on in `OptimParams`. To
 add a kind of schedule, add its decay to `_DECAYS`.
@@ -6,6 +6,7 @@ add a kind of schedule, add its decay to `_DECAYS`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -21,8 +22,31 @@ _DECAYS: Final[Mapping[str, Callable[[float], float]]] = {
 """A function of the fraction of the steps after the warm-up that are done, by kind. It returns the part of the decay
 that is left, from 1 to 0."""
 
+_RATES: Final = ((1e6, 1e-3), (1.35e8, 3e-5), (2.7e8, 1e-5), (1e9, 1e-6))
+"""Numbers of weights, and the learning rate for a model of that size of which all weights are trained."""
+_ADAPTER_FACTOR, _ADAPTER_MAX = 10.0, 1e-3
+_UNKNOWN_RATE: Final = 1e-5
+"""The learning rate for a model whose size is not known before it is loaded."""
+
 SCHEDULES: Final = tuple(_DECAYS)
 """The kinds of schedules."""
+
+
+def default_learning_rate(n_weights: int | None, *, adapter: bool) -> float:
+    """Return the learning rate to start with for a model of this size.
+
+    Between the sizes of the table it is interpolated on logarithms, and rounded to one digit. An adapter bears ten
+    times the rate (LoRA Without Regret, Schulman et al., 2025). docs/how-to/choose-a-model.md has the measurements.
+
+    n_weights: all weights of the model; None: unknown.
+    adapter: whether an adapter (LoRA) is trained in place of all weights.
+    """
+    rate = _UNKNOWN_RATE
+    if n_weights is not None:
+        size = min(max(n_weights, _RATES[0][0]), _RATES[-1][0])
+        (small, high), (large, low) = next(pair for pair in itertools.pairwise(_RATES) if size <= pair[1][0])
+        rate = high * (low / high) ** (math.log(size / small) / math.log(large / small))
+    return float(f"{min(_ADAPTER_MAX, rate * _ADAPTER_FACTOR) if adapter else rate:.0e}")
 
 
 def learning_rate_at(

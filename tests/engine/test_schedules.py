@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.engine.schedules import SCHEDULES, learning_rate_at
+from leyden.engine.schedules import SCHEDULES, default_learning_rate, learning_rate_at
 from leyden.errors import ConfigError
 
 
@@ -61,3 +61,27 @@ def test_a_rate_never_exceeds_its_base_and_falls_after_the_warm_up(total: int, w
 def test_a_schedule_that_cannot_be_is_refused(options: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         learning_rate_at(0, 5, 1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("n_weights", "rate", "of_adapter"),
+    [
+        (117_000, 1e-3, 1e-3),
+        (1_000_000, 1e-3, 1e-3),
+        (134_515_008, 3e-5, 3e-4),
+        (268_098_176, 1e-5, 1e-4),
+        (8_000_000_000, 1e-6, 1e-5),
+        (None, 1e-5, 1e-4),
+    ],
+)
+def test_the_default_rate_follows_the_models_size_and_whether_an_adapter_is_trained(
+    n_weights: int | None, rate: float, of_adapter: float
+):
+    assert default_learning_rate(n_weights, adapter=False) == rate
+    assert default_learning_rate(n_weights, adapter=True) == of_adapter
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**12), st.booleans())
+def test_a_larger_model_never_gets_a_larger_default_rate(one: int, other: int, adapter: bool):
+    small, large = sorted((one, other))
+    assert default_learning_rate(small, adapter=adapter) >= default_learning_rate(large, adapter=adapter) >= 1e-6
