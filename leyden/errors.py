@@ -180,6 +180,10 @@ class EngineError(LeydenError, RuntimeError):
     """The policy backend could not sample or train."""
 
 
+class PolicyDiverged(EngineError):
+    """A loss or a gradient of the policy is no finite number."""
+
+
 class CheckpointError(LeydenError, RuntimeError):
     """A checkpoint is missing, damaged, or from another configuration."""
 

@@ -50,6 +50,8 @@ class IterativeAlgorithm(Algorithm):
 
     holds_runners = True
     resumable = True
+    ends_early: bool = False
+    """Whether the algorithm has ended its run before the last step, so that the run is complete."""
     holds_runners_until_request: bool = False
     """Whether runners begin only when `collector` has requested a rollout that is not finished, and not when the loop
     starts. Set it if results depend on the step in which a rollout runs: the queue of a resumed run may hold rollouts
@@ -150,7 +152,7 @@ class IterativeAlgorithm(Algorithm):
             with showing_setup(self._loop):
                 await self.setup(train_dataset, val_dataset)
             await self._loop.arun(self, resume=saved)
-            if self._loop.current_iter >= self.max_iters:
+            if self._loop.current_iter >= self.max_iters or self.ends_early:
                 await self.finish()
         except Exception:
             await self.interrupt_runners()

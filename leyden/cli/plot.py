@@ -78,6 +78,8 @@ def plot(
     columns = width or min(100, shutil.get_terminal_size().columns if is_on_terminal(sys.stdout) else 80)
     echo(title if len(series) > 1 else f"{title}, {series[0].name}")
     echo_text("\n".join(draw_text(series, width=columns, height=height or 14)))
+    for row in (row for one in opened for row in one.metrics() if "restored_to" in row.metrics):
+        echo(f"iteration {row.iteration}: back to the weights after step {row.metrics['restored_to']}")
 
 
 def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:

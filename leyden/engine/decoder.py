@@ -27,7 +27,7 @@ from torch import Tensor
 from leyden.engine.forward.graph import FixedSteps
 from leyden.engine.forward.model_forward import ModelForward
 from leyden.engine.memory import free_cached_memory, is_out_of_memory
-from leyden.engine.policy_backend import EngineStatistics
+from leyden.engine.policy_backend import LOGITS_NOT_FINITE, EngineStatistics
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import EngineError
@@ -368,7 +368,7 @@ class Decoder:
             # A sum is not finite if one of its terms is not.
             if not math.isfinite(sum(logprobs)):
                 raise EngineError(
-                    f"the policy's logits are not finite (version {self.policy_version}). If training has diverged, "
+                    f"{LOGITS_NOT_FINITE} (version {self.policy_version}). If training has diverged, "
                     "lower the learning rate and resume from an earlier checkpoint"
                 )
         except Exception as error:

@@ -283,8 +283,8 @@ class EmbeddedBackend(PolicyBackend):
         if writing is not None:
             await asyncio.wrap_future(writing)
 
-    async def load_state(self, path: Path) -> None:
-        await started(self._running).train(lambda running: running.load_state(path))
+    async def load_state(self, path: Path, *, as_version: int | None = None) -> None:
+        await started(self._running).train(lambda running: running.load_state(path, as_version))
 
     async def save_pretrained(self, path: Path) -> None:
         from leyden.engine.loading import write_pretrained

@@ -161,8 +161,8 @@ class IsolatedBackend(PolicyBackend):
         started(self._child)
         return self._policy_version  # the child has published each step
 
-    async def load_state(self, path: Path) -> None:
-        await self._load_state(path)
+    async def load_state(self, path: Path, *, as_version: int | None = None) -> None:
+        await self._load_state(path, as_version=as_version)
         self._policy_version = await self._published_version()
 
     def _start(self) -> None:

@@ -26,7 +26,7 @@ from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
 from leyden.engine.memory import free_cached_memory, is_out_of_memory, move_optimizer
 from leyden.engine.policy_backend import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.untyped import listed
-from leyden.errors import ConfigError, EngineError
+from leyden.errors import ConfigError, EngineError, PolicyDiverged
 from leyden.objectives.losses import Loss, LossTerms, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
 
@@ -159,7 +159,7 @@ class TorchLearner:
             seen.n_tokens, seen.n_trained = sum(len(s.inputs) for s in batch), len(targets.ids_N)
             if not math.isfinite(seen.loss):
                 self.clear_gradient()
-                raise EngineError(
+                raise PolicyDiverged(
                     f"the loss of {len(batch)} sequences is {seen.loss}; the gradient has been cleared. Look for "
                     f"weights or columns ({', '.join(columns)}) that are not finite, or a policy that moved too far: "
                     "then lower the learning_rate or max_grad_norm of OptimParams"
@@ -265,7 +265,7 @@ class TorchLearner:
         if not all(map(math.isfinite, norms)):
             self.clear_gradient()
             self.offload()
-            raise EngineError(
+            raise PolicyDiverged(
                 f"the gradient's norm is {norms[0]}; it has been cleared and the weights are unchanged. Lower the learning_rate, "
                 "or look for extreme advantages or weights"
             )

@@ -22,6 +22,9 @@ from leyden.types import LLM, TrainingSequence
 
 T = TypeVar("T")
 
+LOGITS_NOT_FINITE = "the policy's logits are not finite"
+"""How the message begins with which a request fails whose policy has diverged."""
+
 
 @named_options
 @dataclass(frozen=True, slots=True)
@@ -267,9 +270,12 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    async def load_state(self, path: Path) -> None:
+    async def load_state(self, path: Path, *, as_version: int | None = None) -> None:
         """Restore the state that `save_state` wrote, to the bit, and publish its weights. Raise CheckpointError if it
         is missing or belongs to another model or backend.
+
+        as_version: the version that the weights get, while the sampler's random state goes on, for a run that goes back
+            to earlier weights. None: version and random state are restored, too.
         """
 
     @abstractmethod

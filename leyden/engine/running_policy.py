@@ -139,8 +139,9 @@ class RunningPolicy:
         self.writer.shutdown()
         use_own_products(self.policy.model)
 
-    def load_state(self, path: Path) -> None:
-        """Restore learner, policy version and random state from `path`, between two decode steps.
+    def load_state(self, path: Path, as_version: int | None) -> None:
+        """Restore learner, policy version and random state from `path`, between two decode steps; with `as_version`,
+        only the learner.
 
         Raise CheckpointError, and change nothing, if the state does not fit.
         """
@@ -149,8 +150,9 @@ class RunningPolicy:
         def swap() -> None:
             restore_learner(self.learner, state)
             self.decoder.drop_cache()
-            self.decoder.policy_version = state.policy_version
-            self.decoder.random.setstate(state.random_state)
+            self.decoder.policy_version = state.policy_version if as_version is None else as_version
+            if as_version is None:
+                self.decoder.random.setstate(state.random_state)
 
         self.decoder.between_steps(swap).result()
 

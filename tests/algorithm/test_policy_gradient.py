@@ -288,7 +288,7 @@ def diverging(rollouts: Sequence[RolloutRewards], constants: Diverging) -> Advan
 
 def test_a_diverging_loss_ends_the_run_with_what_to_change_and_keeps_the_steps_before(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    options: dict[str, Any] = {"advantages": "diverging", "n_steps": 3, "tasks_per_step": 1}
+    options: dict[str, Any] = {"advantages": "diverging", "n_steps": 3, "tasks_per_step": 1, "on_collapse": "warn"}
     with pytest.raises(EngineError, match=r"sequences is .*lower the learning_rate or max_grad_norm"):
         ly.Trainer(algorithm=policy_gradient(Rows(), **options), run_dir=directory).fit(agent_of(plays_well), ["good"])
     rows = Rows()

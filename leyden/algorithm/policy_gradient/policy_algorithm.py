@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from leyden._lib.atomic import ASIDE
 from leyden._lib.components import arguments_of, build_component
-from leyden._lib.options import check_number
+from leyden._lib.formatting import figure
+from leyden._lib.options import check_choice, check_number
 from leyden.algorithm.algorithm import Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
+from leyden.algorithm.policy_gradient.collapse import MAX_RESTORES, STATE, CollapseWatch
 from leyden.algorithm.policy_gradient.rollout_metrics import mean, rollout_metrics
 from leyden.algorithm.policy_gradient.rollout_reader import RolloutCounts, RolloutReader
-from leyden.algorithm.policy_gradient.signal import learning_rate_hint
 from leyden.engine import EngineRegistry
 from leyden.engine.footprint import check_room
 from leyden.engine.isolated import IsolatedBackend, Visitor
 from leyden.engine.policy_backend import ForwardBackwardResult, OptimParams, PolicyBackend
-from leyden.engine.schedules import check_learning_rate_schedule, learning_rate_at
-from leyden.errors import ConfigError, InvalidArgument
+from leyden.engine.schedules import check_learning_rate_schedule, default_learning_rate, learning_rate_at
+from leyden.errors import CheckpointError, ConfigError, InvalidArgument, PolicyDiverged
 from leyden.gateway import LLMProxy, hosted
 from leyden.objectives.losses import Loss
 from leyden.training.runs.run_description import weights_of
@@ -50,6 +56,8 @@ logger = logging.getLogger(__name__)
 _PROGRESS_SECONDS = 0.5
 _DIFFERENCE = "max_logprob_difference"
 """The metric in which losses report how much the log-probabilities of learner and sampler differ."""
+_BEST, _WATCH_FILE = "best", "collapse.json"
+"""The folder of the best weights, in the run's directory and in a checkpoint, and the file of the watch beside it."""
 
 
 class PolicyAlgorithm(IterativeAlgorithm):
@@ -58,7 +66,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an import path) and its
         options, such as {"type": "vllm", "model": FOLDER}.
     n_steps: steps in all.
-    optim: parameters of the optimizer; None: `OptimParams()`.
+    optim: parameters of the optimizer; None: `OptimParams()` with the learning rate that suits the model's size
+        (`leyden.engine.schedules.default_learning_rate`).
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     schedule: how the learning rate continues: "constant", "linear" or "cosine".
     final_fraction: the learning rate of the last step, as a fraction of the full one; for the schedules "linear" and
@@ -70,6 +79,13 @@ class PolicyAlgorithm(IterativeAlgorithm):
     success_reward: a rollout with at least this reward counts as a success.
     val_every_n_steps: run the validation set each time this many steps are done; None, or more than `n_steps`: once,
         after the last step.
+    hand_back: "best" keeps the weights with the best reward so far, with the optimizer's moments, in `best/` of the
+        run's directory. They become the run's `model/` if the last weights are worse by more than noise, and the last
+        ones `model-last/`. The best are those of the best validation if there is one every so many steps, else of the
+        best training reward. "last" keeps none.
+    on_collapse: what to do when the policy has fallen from its best by more than noise. "restore": go back to the best
+        weights with half the learning rate, at most twice. "stop": end the run. "warn": log a warning. None: "restore"
+        if the best weights are kept, else "warn".
     resource_name: the name under which agents find the policy.
     agent_match: a regular expression. Only calls of agents whose name contains a match are trained on. Other agents'
         messages are context, and need no tokens. None: all calls.
@@ -96,6 +112,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         failed_reward: float | None = 0.0,
         success_reward: float = 1.0,
         val_every_n_steps: int | None = None,
+        hand_back: Literal["best", "last"] = "best",
+        on_collapse: Literal["restore", "stop", "warn"] | None = None,
         resource_name: str = "main_llm",
         agent_match: str | None = None,
         seed: int = 0,
@@ -129,10 +147,21 @@ class PolicyAlgorithm(IterativeAlgorithm):
             raise ConfigError(f"temperature is {temperature}; a policy that is trained must be sampled, above 0")
         if not isinstance(resource_name, str) or not resource_name:
             raise ConfigError(f"resource_name is {resource_name!r}; agents find the policy under this name")
+        check_choice("hand_back", hand_back, ("best", "last"))
+        on_collapse = on_collapse or ("restore" if hand_back == "best" else "warn")
+        check_choice("on_collapse", on_collapse, ("restore", "stop", "warn"))
+        if hand_back == "last" and on_collapse == "restore":
+            raise ConfigError(
+                "on_collapse is 'restore', and hand_back='last' keeps no weights to go back to; choose 'stop' or 'warn', or "
+                "hand_back='best'"
+            )
         super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
         self.backend = backend
-        self.optim = optim or OptimParams()
-        self._chose_optim = optim is not None
+        self.hand_back, self.on_collapse = hand_back, on_collapse
+        self._collapse = self._new_collapse_watch()
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        """Where the best weights are kept in a run without a directory."""
+        self.optim = optim or OptimParams(learning_rate=self._default_learning_rate())
         self._schedule: dict[str, Any] = {"warmup": warmup_steps, "kind": schedule, "final_fraction": final_fraction}
         if schedule == "constant" and final_fraction:
             raise ConfigError(
@@ -187,7 +216,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
             logger.warning("%s, and nothing is validated, because there is no val_dataset with tasks", asked)
         proxy = self.require_llm_proxy()
         self._val = val_dataset
-        self._warn_of_learning_rate()
+        self._collapse, self.ends_early = self._new_collapse_watch(), False
         self._check_room()
         await self._start_backend(proxy)
         proxy.serve_engine(self.backend.endpoint())
@@ -204,6 +233,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """
         proxy = self.get_llm_proxy()
         async with contextlib.AsyncExitStack() as stack:  # an error of one does not keep the others running
+            if self._own_folder is not None:
+                stack.callback(self._own_folder.cleanup)
+                self._own_folder = None
             for other in self._other_backends:
                 stack.push_async_callback(other.stop)
             if proxy is None or not (proxy.is_reserved and proxy.is_running()):
@@ -231,11 +263,19 @@ class PolicyAlgorithm(IterativeAlgorithm):
         if self._val is None:
             return {}
         started = time.perf_counter()
-        counts, reader = RolloutCounts(), self._reader()
+        counts, reader, rewards = RolloutCounts(), self._reader(), dict[int, float]()
         requests = [self._request("val", iteration, place, self._val[place]) for place in range(len(self._val))]
         async with contextlib.aclosing(self._results(requests, iteration)) as results:
             async for result in results:
-                reader.read(result, counts)
+                if (read := reader.read(result, counts)) is not None:
+                    rewards[result.place] = read.reward
+        is_best, fall = self._collapse.validated(iteration, rewards)
+        if is_best:
+            await self._keep(iteration, rewards)
+        if fall and self.on_collapse == "restore":
+            self._collapse.due = fall  # a validation does not change the policy; the next step does
+        elif fall:
+            await self._after_fall(fall)
         return rollout_metrics(counts, seconds=time.perf_counter() - started, success_reward=self.success_reward)
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
@@ -244,6 +284,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         If the backend can copy them, training continues while they are written, and the returned function waits until
         they are. Otherwise return None.
         """
+        (path / _WATCH_FILE).write_text(json.dumps(asdict(self._collapse)))
+        if self._keeps_best and self._collapse.kept is not None:
+            _link_tree(self._best, path / _BEST)
         if await self.backend.snapshot_state(path):
             return partial(self.backend.state_written, path)
         return None
@@ -252,19 +295,137 @@ class PolicyAlgorithm(IterativeAlgorithm):
         await self.backend.load_state(path)
         if (proxy := self.get_llm_proxy()) is not None:
             self._note_version(proxy)
+        if (file := path / _WATCH_FILE).exists():
+            try:
+                watch = STATE.validate_python(json.loads(file.read_text()))
+            except ValueError as error:
+                raise CheckpointError(f"{file} cannot be read: {error}") from error
+            watch.by_validation = self._collapse.by_validation
+            self._collapse = watch
+            if self._keeps_best and (path / _BEST).is_dir():
+                _link_tree(path / _BEST, self._best)
+            elif self._keeps_best:
+                watch.kept = None  # an earlier process kept none
 
     async def finish(self) -> None:
         """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library
         loads.
+
+        They are the best weights if the last ones are worse by more than noise; `model-last/` then has the last ones.
         """
+        if (directory := self.get_run().directory) is None:
+            return
+        shutil.rmtree(directory / "model-last", ignore_errors=True)  # of an earlier end of this run
+        if self._keeps_best and (worse := self._collapse.last_is_worse()):
+            await self.backend.save_pretrained(directory / "model-last")
+            await self._load_best()
+            logger.warning("the last weights are not the best (%s): model/ has the best, model-last/ the last", worse)
+        await self.backend.save_pretrained(directory / "model")
+
+    # ---- the best weights ------------------------------------------------------------------------
+
+    def _new_collapse_watch(self) -> CollapseWatch:
+        every = self.val_every_n_iters
+        return CollapseWatch(by_validation=every is not None and every < self.max_iters)
+
+    @property
+    def _keeps_best(self) -> bool:
+        return self.hand_back == "best"
+
+    @property
+    def _best(self) -> Path:
+        """The folder of the best weights."""
         if (directory := self.get_run().directory) is not None:
-            await self.backend.save_pretrained(directory / "model")
+            return directory / _BEST
+        self._own_folder = self._own_folder or tempfile.TemporaryDirectory(prefix="leyden-best-")
+        return Path(self._own_folder.name) / _BEST
+
+    async def _keep(self, step: int, validation: Mapping[int, float] | None = None) -> None:
+        """Keep the weights as the best ones.
+
+        step: how many steps they were trained for.
+        validation: the rewards of their validation, by place; None: they are the best by their training reward.
+        """
+        if self._keeps_best:
+            aside = self._best.with_name(f"{ASIDE}{_BEST}")
+            shutil.rmtree(aside, ignore_errors=True)
+            await self._save_weights(aside)
+            shutil.rmtree(self._best, ignore_errors=True)  # after a kill, the newest checkpoint has its own best
+            aside.rename(self._best)
+        self._collapse.keep(step, validation)
+
+    async def _save_weights(self, path: Path) -> None:
+        """Write the states of all models that are trained into the directory `path`, which is made."""
+        await self.backend.save_state(path)
+
+    async def _load_best(self) -> None:
+        """Give all models that are trained their best weights, as a further version."""
+        async with self._sampler_idle():
+            await self.backend.load_state(self._best, as_version=self.backend.policy_version + 1)
+
+    async def _after_fall(self, fall: str) -> Metrics:
+        """Do what `on_collapse` says. Return metrics of the step if the policy has its best weights again, else none.
+
+        fall: how the policy has fallen.
+        """
+        watch = self._collapse
+        kept, watch.due = watch.kept, ""
+        if self.on_collapse == "restore" and kept is not None and watch.restores < MAX_RESTORES:
+            await self._load_best()
+            watch.went_back()
+            rate = self.optim.learning_rate * self._rate_scale
+            logger.warning(
+                "%s. The run goes back to the weights after step %d, with half the learning rate (now %s)",
+                fall,
+                kept.step,
+                figure(rate),
+            )
+            return {"restored_to": kept.step, "policy_version": self.backend.policy_version}
+        if self.on_collapse == "stop":
+            logger.warning("%s. The run ends here", fall)
+            self.ends_early = True
+            self._loop.stop()
+        elif not watch.warned:
+            watch.warned = True
+            logger.warning(
+                "%s. The learning rate (%s) may be too large%s",
+                fall,
+                figure(self.optim.learning_rate * self._rate_scale),
+                f", after {watch.restores} returns to the best weights" if watch.restores else "",
+            )
+        return {}
+
+    async def _after_due_fall(self) -> Metrics:
+        """Do what `on_collapse` says about a fall that the last validation has shown, before a step."""
+        return await self._after_fall(self._collapse.due) if self._collapse.due else {}
+
+    async def _watched(self, iteration: int, update: Awaitable[Metrics]) -> Metrics:
+        """Make the update of a step, and return its metrics. If it has broken the policy, do what `on_collapse` says.
+
+        Raise PolicyDiverged for numbers that are not finite, unless the run goes back or ends.
+        """
+        try:
+            metrics = await update
+        except PolicyDiverged as error:
+            self._collapse.broken = f"step {iteration + 1}: {error}"
+            went_back = await self._after_fall(self._collapse.broken)
+            if went_back or self.ends_early:
+                return {"optimizer_steps": 0, "policy_version": self.backend.policy_version, **went_back}
+            raise
+        kl = metrics.get("kl")
+        fall = self._collapse.updated(iteration + 1, kl if isinstance(kl, float) else None)
+        return {**metrics, **(await self._after_fall(fall) if fall else {})}
+
+    @property
+    def _rate_scale(self) -> float:
+        """The fraction of the learning rate that the run has after it went back to its best weights."""
+        return 0.5**self._collapse.restores
 
     # ---- for subclasses --------------------------------------------------------------------------
 
     def _scaled(self, optim: OptimParams, iteration: int) -> OptimParams:
         def at(rate: float) -> float:
-            return learning_rate_at(iteration, self.max_iters, rate, **self._schedule)
+            return self._rate_scale * learning_rate_at(iteration, self.max_iters, rate, **self._schedule)
 
         value_rate = optim.value_learning_rate
         return replace(
@@ -301,22 +462,25 @@ class PolicyAlgorithm(IterativeAlgorithm):
         }
 
     async def _publish_weights(self) -> int:
-        """Let sampling use the trained weights, and return their version.
+        """Let sampling use the trained weights, and return their version."""
+        async with self._sampler_idle():
+            return await self.backend.publish_weights()
 
-        A sampler with its own copy of the weights must be idle meanwhile, so that every call has one version.
+    @contextlib.asynccontextmanager
+    async def _sampler_idle(self) -> AsyncGenerator[None]:
+        """Change the sampled weights in the block. A sampler with its own copy of the weights is idle meanwhile, so
+        that every call has one version.
         """
-        if self.backend.capabilities.shared_weights:
-            return await self.backend.publish_weights()
         proxy = self.get_llm_proxy()
-        if proxy is None or not proxy.is_running():
-            return await self.backend.publish_weights()
+        if self.backend.capabilities.shared_weights or proxy is None or not proxy.is_running():
+            yield
+            return
         await proxy.drain()
         try:
-            version = await self.backend.publish_weights()
+            yield
             self._note_version(proxy)
         finally:
             await proxy.resume()
-        return version
 
     def _note_version(self, proxy: LLMProxy) -> None:
         """Tell the gateway the version of the weights, to record it with each call, unless the sampler's endpoint
@@ -397,18 +561,28 @@ class PolicyAlgorithm(IterativeAlgorithm):
             [arguments_of(each) for each in backends],
             directory=run.directory,
             resume=run.resume,
-            n_checkpoints=(self.keep_last or self.max_iters) + (self.keep_best is not None),
+            n_checkpoints=(self.keep_last or self.max_iters) + (self.keep_best is not None) + self._keeps_best,
             n_rollouts=self.max_iters * getattr(self, "tasks_per_step", 0) * getattr(self, "rollouts_per_task", 0),
         )
 
-    def _warn_of_learning_rate(self) -> None:
-        """Log a hint if the learning rate is the default and seldom fits a model of this size."""
-        counted = None if self._chose_optim else weights_of(self.trained_model())
-        if counted is None:
-            return
-        n_trained, n_weights = counted
-        if hint := learning_rate_hint(self.optim.learning_rate, n_trained=n_trained, n_weights=n_weights):
-            logger.warning("%s", hint)
+    def _default_learning_rate(self) -> float:
+        made_with = arguments_of(self.backend.learner)
+        n_trained, n_weights = weights_of(made_with.get("model")) or (None, None)
+        adapter = made_with.get("lora") is not None or n_trained != n_weights
+        return default_learning_rate(n_weights, adapter=adapter)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Make `target` hold the files of `source`, as further names of them where the file system allows it."""
+
+    def link(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:  # another file system
+            shutil.copyfile(one, other)
+
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=link)
 
 
 def make_reference(backend: PolicyBackend) -> PolicyBackend:

@@ -41,7 +41,7 @@ from leyden.algorithm.policy_gradient.step_data import (
     minibatches,
     successes,
 )
-from leyden.engine.policy_backend import OptimParams, PolicyBackend
+from leyden.engine.policy_backend import LOGITS_NOT_FINITE, OptimParams, PolicyBackend
 from leyden.errors import CheckpointError, ConfigError, NoTrainingData
 from leyden.objectives.advantages import Advantages, find_estimator, make_advantages
 from leyden.objectives.losses import KL_ESTIMATORS, CrossEntropyLoss, Loss, PolicyLoss, ValueLoss, find_loss, make_loss
@@ -193,7 +193,6 @@ class PolicyGradient(PolicyAlgorithm):
         self._other_backends = [each for each in (self.reference, self._own_critic) if each is not None]
         self._greedy_resources_id = ""
         self._watch = self._new_watch()
-        self._newest_kl: float | None = None
         self._train: Dataset[Any] = ()
         self._next_group: int | None = None
         """The number of the next group to enqueue; None: the first group of the step under way."""
@@ -230,9 +229,15 @@ class PolicyGradient(PolicyAlgorithm):
     async def step(self, iteration: int) -> Metrics:
         """Sample the groups of a step, and train on them. `iteration` counts from 0."""
         started = time.perf_counter()
+        went_back = await self._after_due_fall()
         collected = await self._collect(iteration)
         counts, sampled = collected.counts, time.perf_counter()
-        if not any(rollout.trajectories for group in collected.groups for rollout in group.rollouts):
+        if fall := self._fall_of(iteration, collected):
+            went_back = await self._after_fall(fall)
+        is_left_out = bool(fall and (went_back or self.ends_early))  # nothing is learned from what a fallen policy did
+        if not is_left_out and not any(
+            rollout.trajectories for group in collected.groups for rollout in group.rollouts
+        ):
             raise NoTrainingData(f"step {iteration + 1} has nothing to train on. {explanation(counts)}")
         if counts.refused_calls:
             logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, explanation(counts))
@@ -241,19 +246,23 @@ class PolicyGradient(PolicyAlgorithm):
         data = build_step(collected.groups, self.advantages, keep_flat=self._has_other_terms or self.kl_in_reward > 0)
         imitates = iteration < self.sft_steps
         imitated = successes(collected.groups, self.success_reward) if imitates else []
-        self._warn(
-            self._watch.look(
-                iteration + 1,
-                rewards=counts.rewards,
-                flat=not imitated and 0 < data.flat_groups == len(collected.groups) - data.small_groups,
-                n_groups=data.flat_groups,
-                answers=counts.answers,
-                kl=self._newest_kl,
+        if is_left_out:
+            updated = {"optimizer_steps": 0, "policy_version": self.backend.policy_version, **went_back}
+        else:
+            self._warn(
+                self._watch.look(
+                    iteration + 1,
+                    rewards=counts.rewards,
+                    flat=not imitated and 0 < data.flat_groups == len(collected.groups) - data.small_groups,
+                    n_groups=data.flat_groups,
+                    answers=counts.answers,
+                    fall=fall,
+                )
             )
-        )
-        updated = await (self._imitate(iteration, imitated) if imitates else self._update(iteration, data))
-        kl = updated.get("kl")
-        self._newest_kl = kl if isinstance(kl, float) else None
+            if self._collapse.is_best():
+                await self._keep(iteration)
+            update = self._imitate(iteration, imitated) if imitates else self._update(iteration, data)
+            updated = {**went_back, **await self._watched(iteration, update)}
         return {
             **rollout_metrics(counts, seconds=sampled - started, success_reward=self.success_reward),
             **group_metrics(collected.groups, size=self.rollouts_per_task, success_reward=self.success_reward),
@@ -299,6 +308,34 @@ class PolicyGradient(PolicyAlgorithm):
             self._generations = {int(number): int(n) for number, n in found["generations"].items()}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+    def _fall_of(self, iteration: int, collected: _Collected) -> str:
+        """Return how the policy has fallen, by the rollouts of a step; an empty text if it has not."""
+        counts = collected.counts
+        if any(LOGITS_NOT_FINITE in reason for reason in counts.failures):
+            self._collapse.broken = f"step {iteration + 1}: {LOGITS_NOT_FINITE}"
+            return self._collapse.broken
+        return self._collapse.look(
+            iteration + 1,
+            [[rollout.reward for rollout in group.rollouts] for group in collected.groups],
+            n_answers=counts.answers.n,
+            n_distinct=len(counts.answers.distinct),
+        )
+
+    async def _save_weights(self, path: Path) -> None:
+        await super()._save_weights(path)
+        if self._own_critic is not None:
+            await self._own_critic.save_state(path / "critic")
+
+    async def _load_best(self) -> None:
+        """Drop what the fallen policy has begun, and give all models their best weights."""
+        await self._give_up_waiting(self.max_iters + self.max_staleness + 1)
+        if self._stream is not None:
+            await self._stream.drop(list(self._stream.groups))
+        await super()._load_best()
+        if self._own_critic is not None:
+            await self._own_critic.load_state(self._best / "critic")
+        self._watch = self._new_watch()
 
     async def finish(self) -> None:
         """Warn of a run that could not learn, and write the trained model to the run's directory."""
@@ -346,7 +383,7 @@ class PolicyGradient(PolicyAlgorithm):
         return critic
 
     def _new_watch(self) -> SignalWatch:
-        return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))
+        return SignalWatch(self.optim.learning_rate * self._rate_scale, self.sampling_parameters.get("max_tokens"))
 
     def _warn_of_split_turns(self, counts: RolloutCounts) -> None:
         split = counts.split_turn

@@ -156,9 +156,10 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         started = time.perf_counter()
         places = range(iteration * self.items_per_step, (iteration + 1) * self.items_per_step)
         chosen = [self._items[epoch_place(len(self._items), place, self.seed)] for place in places]
+        went_back = await self._after_due_fall()
         async with self._open_source() as store:
-            metrics = await self.learn(chosen, store, iteration)
-        return {"items": len(chosen), **metrics, "update_seconds": time.perf_counter() - started}
+            metrics = await self._watched(iteration, self.learn(chosen, store, iteration))
+        return {"items": len(chosen), **went_back, **metrics, "update_seconds": time.perf_counter() - started}
 
     @contextlib.asynccontextmanager
     async def _open_source(self) -> AsyncGenerator[LightningStore]:

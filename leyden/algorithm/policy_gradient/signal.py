@@ -1,13 +1,11 @@
 """Detect runs that cannot learn: warn of groups without signal, a reward that never moves, and collapsed answers.
 
-`learning_rate_hint` checks the model before the first step, `SignalWatch.look` checks each step. They return the
-warnings that are due, and log nothing. To detect something else, add a symptom to `SignalWatch._find`; the first one
-that a step shows counts.
+`SignalWatch.look` checks each step. It returns the warnings that are due, and logs nothing. To detect something else,
+add a symptom to `SignalWatch._find`; the first one that a step shows counts.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,35 +20,8 @@ _PATIENCE = 3
 """The number of steps in a row that must show a symptom before the first warning."""
 _UNMOVED_STEPS = 20
 """The number of steps after which it is first checked whether the reward has moved."""
-_SMOOTHED = 5
-"""A rise and a fall are those of the mean of this many steps, or of a quarter of a shorter run."""
-_FALL_ERRORS = 4.0
-"""A fall from the best of many means is noise up to this many standard errors."""
 _STANDARD_ERRORS = 2.0
 """A difference between two parts of a run of fewer standard errors is noise."""
-
-
-_SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
-_LARGE, _LARGE_BEARS, _LARGE_STARTS_AT = 300_000_000, 2e-5, 1e-6
-"""Up to how many weights a model is small, and from how many it is large; the learning rate below or above which there
-is a hint; and the learning rate to try (docs/how-to/choose-a-model.md)."""
-
-
-def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) -> str | None:
-    """Return a hint if the learning rate seldom fits a model of this size, else None.
-
-    n_trained: the number of weights that are trained, fewer than `n_weights` with an adapter such as LoRA.
-    """
-    if n_weights < _SMALL and learning_rate < _SMALL_NEEDS:
-        size, usual = "small", _SMALL_STARTS_AT
-    elif n_weights > _LARGE and n_trained == n_weights and learning_rate > _LARGE_BEARS:
-        size, usual = "large", _LARGE_STARTS_AT
-    else:
-        return None
-    return (
-        f"the learning rate is {learning_rate:g}, and a model this {size} ({n_weights:,} weights) usually needs "
-        f"{usual:g}: PolicyGradient(..., optim=OptimParams(learning_rate={usual:g})); see docs/how-to/choose-a-model.md"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +96,6 @@ class SignalWatch:
     """Whether the reward has moved. A plateau after the policy has learned is no symptom."""
     _newest: str = ""
     """The warning that the newest step would give."""
-    _steps: list[int] = field(default_factory=list[int])
-    """The number of each step that has rewards."""
-    _told_fall: int = 0
-    """The number of steps at the last warning that the reward has fallen; 0: none is given."""
-    _kl: float | None = None
 
     def look(
         self,
@@ -139,7 +105,7 @@ class SignalWatch:
         flat: bool,
         n_groups: int,
         answers: Answers,
-        kl: float | None = None,
+        fall: str = "",
     ) -> list[str]:
         """Return the warnings that are due after a step.
 
@@ -148,14 +114,11 @@ class SignalWatch:
         flat: whether in each group all rewards are equal.
         n_groups: the number of such groups, for the message.
         answers: the model's answers in the step's rollouts.
-        kl: the policy's divergence in the last training, for the message; None if unknown.
+        fall: how the policy has fallen (`CollapseWatch`), for the message; an empty text if it has not.
         """
         if rewards:
             self._rewards.append(mean_of(rewards))
-            self._steps.append(step)
-        self._kl = kl
-        fall = self._fall()
-        found = self._find(rewards, flat, n_groups, answers)
+        found = self._find(rewards, flat, n_groups, answers, fall)
         symptom = found.name if found else None
         if symptom != self._symptom:
             self._symptom, self._first_step, self._due = symptom, step, _PATIENCE
@@ -166,12 +129,7 @@ class SignalWatch:
         lasted = step - self._first_step + 1
         if symptom is not None and lasted >= self._due:
             self._due = 2 * lasted
-            if fall is not None:
-                self._told_fall = len(self._rewards)
             return [self._newest]
-        if symptom is None and fall is not None and len(self._rewards) >= 2 * self._told_fall:
-            self._told_fall = len(self._rewards)
-            return [f"{fall}.{_shown(answers)}"]
         if symptom is None and len(self._rewards) >= self._unmoved_due:
             self._unmoved_due *= 2
             self._has_moved = self._has_moved or _has_moved(self._rewards)
@@ -185,40 +143,11 @@ class SignalWatch:
         step: the number of the last step.
         """
         all_steps = self._symptom is not None and step - self._first_step + 1 >= len(self._rewards) > 0
-        if all_steps and self._due == _PATIENCE:
-            return [self._newest]
-        fall = self._fall()
-        return [] if fall is None or self._told_fall == len(self._rewards) else [f"{fall}."]
+        return [self._newest] if all_steps and self._due == _PATIENCE else []
 
-    def _fall(self) -> str | None:
-        """Return that the reward has risen and fallen again, since when, and the usual causes.
-
-        None unless more than half of the rise is lost, and the loss is more than noise.
-        """
-        n = len(self._rewards)
-        width = min(_SMOOTHED, n // 4)
-        if width < 2:
-            return None
-        means = [mean_of(self._rewards[at : at + width]) for at in range(n - width + 1)]
-        top = max(range(len(means)), key=means.__getitem__)
-        start, best, now = means[0], means[top], means[-1]
-        changes = [second - first for first, second in itertools.pairwise(self._rewards[: top + width])]
-        noise = math.sqrt(mean_of(change**2 for change in changes) / width) if changes else 0.0
-        lost = best - now
-        if best - start <= 1e-9 or lost <= 0.5 * (best - start) or lost <= _FALL_ERRORS * noise:
-            return None
-        drift = (
-            ""
-            if self._kl is None
-            else f", which moves the policy too far (kl was {figure(self._kl)} in the last training)"
-        )
-        return (
-            f"the reward rose to {figure(best, 3)} and has fallen to {figure(now, 3)} since step {self._steps[top + width - 1]}. "
-            f"Usual causes: a learning rate that is too large (it is {figure(self.learning_rate)}){drift}, too many epochs on the same "
-            "rollouts, no KL penalty that holds the policy near its first one. keep_best keeps the best checkpoint"
-        )
-
-    def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
+    def _find(
+        self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers, fall: str
+    ) -> _Symptom | None:
         """Return the most specific symptom that a step shows, or None. `flat`: no advantage differs from 0."""
         several, asked_for_one = answers.n > 1, self.max_tokens == 1
         too_large = f"a learning rate that is too large (it is {figure(self.learning_rate)})"
@@ -243,10 +172,7 @@ class SignalWatch:
             best = max(self._rewards)
             is_at_its_best = self._rewards[-1] >= best - 1e-9 * abs(best) > self._rewards[0]
             symptom = _flat(rewards, n_groups, answers, solved=is_at_its_best)
-            fall = self._fall()
-            return (
-                symptom if fall is None else symptom._replace(description=f"{symptom.description}; {fall}", causes=[])
-            )
+            return symptom._replace(description=f"{symptom.description}; {fall}", causes=[]) if fall else symptom
         return None
 
     def _unmoved(self, answers: Answers) -> str:

@@ -351,9 +351,9 @@ class VLLMBackend(PolicyBackend):
     save_pretrained = _by_learner(PolicyBackend.save_pretrained)
     save_adapter = _by_learner(PolicyBackend.save_adapter)
 
-    async def load_state(self, path: Path) -> None:
+    async def load_state(self, path: Path, *, as_version: int | None = None) -> None:
         running = started(self._running)
-        await self._learner.load_state(path)
+        await self._learner.load_state(path, as_version=as_version)
         async with self._explained(running):
             await self._push(running)
 
