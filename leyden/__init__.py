@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from leyden.algorithm import IterativeAlgorithm as IterativeAlgorithm
     from leyden.algorithm import PolicyAlgorithm as PolicyAlgorithm
     from leyden.algorithm import PolicyGradient as PolicyGradient
+    from leyden.algorithm import RateFinder as RateFinder
     from leyden.algorithm import REINFORCEpp as REINFORCEpp
     from leyden.algorithm import ReMax as ReMax
     from leyden.algorithm import RolloutCollector as RolloutCollector

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from leyden.algorithm.policy_gradient import DrGRPO as DrGRPO
     from leyden.algorithm.policy_gradient import PolicyAlgorithm as PolicyAlgorithm
     from leyden.algorithm.policy_gradient import PolicyGradient as PolicyGradient
+    from leyden.algorithm.policy_gradient import RateFinder as RateFinder
     from leyden.algorithm.policy_gradient import REINFORCEpp as REINFORCEpp
     from leyden.algorithm.policy_gradient import ReMax as ReMax
     from leyden.algorithm.policy_gradient import VinePPO as VinePPO

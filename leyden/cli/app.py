@@ -22,6 +22,7 @@ from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.learning import learning_commands
+from leyden.cli.lr_range import lr_range
 from leyden.cli.models import models_commands
 from leyden.cli.output import Coloured, OutputLost, echo, echo_text, lost_output, open_standard_streams
 from leyden.cli.plot import plot
@@ -66,6 +67,7 @@ app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
 app.command(short_help="Run a recorded rollout again, call by call.")(replay)
 app.command("eval", short_help="Measure an agent, before and after training.")(evaluate)
+app.command("lr-range", short_help="Try a few learning rates, and recommend one.")(lr_range)
 app.command(short_help="Pass model calls on, and record them.")(gateway)
 app.command(short_help="Serve released resources to applications.")(serve)
 app.command(short_help="Show the workers of a store.")(workers)

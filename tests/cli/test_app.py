@@ -22,6 +22,7 @@ COMMANDS = (
     "eval",
     "replay",
     "gateway",
+    "lr-range",
     "workers",
     "samples",
     "models",

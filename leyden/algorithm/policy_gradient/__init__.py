@@ -9,6 +9,7 @@ in an estimator, a loss or an option, add a setting to `settings.py`.
 
 from leyden.algorithm.policy_gradient.policy_algorithm import PolicyAlgorithm
 from leyden.algorithm.policy_gradient.policy_gradient import PolicyGradient
+from leyden.algorithm.policy_gradient.rate_finder import RateFinder
 from leyden.algorithm.policy_gradient.recorded import DPO, SFT
 from leyden.algorithm.policy_gradient.settings import GRPO, PPO, RLOO, DrGRPO, REINFORCEpp, ReMax, VinePPO
 
@@ -22,6 +23,7 @@ __all__ = [
     "PolicyAlgorithm",
     "PolicyGradient",
     "REINFORCEpp",
+    "RateFinder",
     "ReMax",
     "VinePPO",
 ]
