@@ -1,6 +1,6 @@
-"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3) and for Gemma 3, whose
-attention slides over a window in most layers, and which has norms after attention and MLP. It calls the model's own
-sub-modules.
+"""`LayoutForward`: a fast forward pass for the Llama layout (Llama, Mistral, Qwen2, Qwen3, SmolLM), for Phi-3 and
+Phi-4-mini, whose projections are fused, and for Gemma 3, whose attention slides over a window in most layers, and which
+has norms after attention and MLP. It calls the model's own sub-modules.
 
 It is fast because
 
@@ -29,14 +29,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from leyden.engine.context import context_of
 from leyden.engine.forward.model_forward import KeyValueStore, hiding_mask, unseen
 from leyden.engine.forward.prefix_tree import PrefixTree
 from leyden.engine.forward.recompute import gated_mlp, recomputed
 from leyden.errors import ConfigError
 
-_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3"})
+"""Types of text models, in transformers' configurations. The table in docs/how-to/choose-a-model.md lists them."""
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""The kinds of RoPE whose angles depend on the position alone, not on the sequence's length."""
+"""The kinds of RoPE whose angles depend on the position alone, not on the sequence's length. The angles of others do
+not, either, within the context that `context_of` gives.
+"""
 
 
 class LayoutForward:
@@ -188,24 +192,41 @@ class _Layer:
         """The number of tokens, its own included, that a token attends to; None: all before it."""
         self.scale: float = attention.scaling
         """The factor on the products of queries and keys."""
-        self._q, self._k, self._v, self._o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        self._qkv = getattr(attention, "qkv_proj", None)  # Phi: one product instead of three
+        if self._qkv is None:
+            self._q, self._k, self._v = attention.q_proj, attention.k_proj, attention.v_proj
+        self._n_kv: int = attention.config.num_key_value_heads
+        self._o = attention.o_proj
+        self._is_rotated: bool = getattr(attention, "use_rope", True)
+        """SmolLM3 leaves the positions out in every fourth layer."""
         self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._size: int = attention.head_dim
         self.is_recomputed = False
         """Whether the whole layer is computed again for the gradient."""
-        self._gate, self._up, self._down, self._act = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
+        self._gate_up = getattr(mlp, "gate_up_proj", None)  # Phi
+        if self._gate_up is None:
+            self._gate, self._up, self._act = mlp.gate_proj, mlp.up_proj, mlp.act_fn
+        else:
+            self._act = mlp.activation_fn
+        self._down = mlp.down_proj
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries (..., H, D), rotated keys (..., K, D) and values (..., K, D)."""
         h = _norm(self._input_norm, x)
-        q = self._q(h).unflatten(-1, (-1, self._size))
-        k = self._k(h).unflatten(-1, (-1, self._size))
-        v = self._v(h).unflatten(-1, (-1, self._size))
-        if self._q_norm is not None:
-            q, k = _norm(self._q_norm, q), _norm(self._k_norm, k)
-        qk = _rotate(torch.cat([q, k], dim=-2), cos, sin)
-        n_heads = q.shape[-2]
-        return qk[..., :n_heads, :], qk[..., n_heads:, :], v
+        if self._qkv is not None:
+            qkv = self._qkv(h).unflatten(-1, (-1, self._size))
+            qk, v = qkv[..., : -self._n_kv, :], qkv[..., -self._n_kv :, :]
+        else:
+            q = self._q(h).unflatten(-1, (-1, self._size))
+            k = self._k(h).unflatten(-1, (-1, self._size))
+            v = self._v(h).unflatten(-1, (-1, self._size))
+            if self._q_norm is not None:
+                q, k = _norm(self._q_norm, q), _norm(self._k_norm, k)
+            if not self._is_rotated:
+                return q, k, v
+            qk = torch.cat([q, k], dim=-2)
+        qk = _rotate(qk, cos, sin)
+        return qk[..., : -self._n_kv, :], qk[..., -self._n_kv :, :], v
 
     def of_tree(self, x_UE: Tensor, cos: Tensor, sin: Tensor, tree: PrefixTree, chosen_N: Tensor | None) -> Tensor:
         """Return the layer's output for all tokens of a tree, (U, E), or for the chosen ones, (N, E)."""
@@ -225,7 +246,7 @@ class _Layer:
         attended = self._o(attended)
         x = x + (attended if self._attention_out_norm is None else _norm(self._attention_out_norm, attended))
         h = _norm(self._mlp_norm, x)
-        gate, up = self._gate(h), self._up(h)
+        gate, up = (self._gate(h), self._up(h)) if self._gate_up is None else self._gate_up(h).chunk(2, dim=-1)
         if self.is_recomputed:
             out = self._down(self._act(gate) * up)
         else:
@@ -404,9 +425,11 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x (..., heads, D) with the rotary position embedding. cos and sin have shape (..., D), and the first half
-    of sin is negated (`_rotary_table`).
+    """Return x (..., heads, D) with the rotary position embedding in its first R columns. cos and sin have shape
+    (..., R), and the first half of sin is negated (`_rotary_table`).
     """
+    if (n_rotated := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat([_rotate(x[..., :n_rotated], cos, sin), x[..., n_rotated:]], dim=-1)
     return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
 
 
@@ -424,8 +447,8 @@ def _check_layout(config: Any, max_length: int) -> None:
     """Raise ConfigError for a model of another layout, and for one that treats long sequences in another way, which a
     short probe cannot find.
     """
-    if config.model_type not in _MODEL_TYPES:
-        raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")
+    if config.model_type not in MODEL_TYPES:
+        raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(MODEL_TYPES))}")
     for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if getattr(config, name, None):
             raise ConfigError(f"{name} is {getattr(config, name)!r}")
@@ -437,5 +460,6 @@ def _check_layout(config: Any, max_length: int) -> None:
         raise ConfigError(f"attention slides over {window} tokens, max_length is {max_length}")
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for each in [cast(dict[str, Any], value) for value in rope.values() if isinstance(value, dict)] or [rope]:
-        if (rope_type := each.get("rope_type", "default")) not in _ROPE_TYPES:
+        rope_type = each.get("rope_type", "default")
+        if rope_type not in _ROPE_TYPES and max_length > context_of(config.to_dict())[0]:
             raise ConfigError(f"rotary embedding of type {rope_type!r} depends on the length of the sequence")
