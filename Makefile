@@ -29,7 +29,7 @@ help:
 	@echo 'make format                        put formatting and imports right'
 	@echo 'make bench NAME=store              measure, against a peer where it can be installed; no NAME: list them'
 	@echo 'make test-all GROUP=faults         a larger group of tests; no GROUP: every group this machine can run'
-	@echo 'make nightly ARGS="--part 1/4"      every group, in parts of at most 70 minutes; no ARGS: what came of them'
+	@echo 'make nightly ARGS="--part 1/5"      every group, in parts of at most 70 minutes; no ARGS: what came of them'
 	@echo 'make wheels                        build the wheels of both distributions into dist/'
 	@echo 'make lock ENV=dev                  resolve an environment anew, writes constraints/dev.txt'
 	@echo 'make clean                         delete the environments and the caches'

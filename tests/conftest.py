@@ -45,6 +45,7 @@ GROUP_FOLDERS = (
     "legacy_peers",
     "compat_peers",
     "maths_peers",
+    "llama_cpp",
     "verl",
     "rl_data",
     "gpu",

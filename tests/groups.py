@@ -107,6 +107,7 @@ GROUPS = [
         covers=("packages/leyden-compat/leyden_compat/", "leyden/store/store_app.py"),
     ),
     Group("maths_peers", "maths-peers", 5, covers=("leyden/objectives/",)),
+    Group("llama_cpp", "llama-cpp", 12, covers=("leyden/engine/gguf.py", "leyden/engine/gguf_tokenizer.py")),
     Group("verl", "verl", 16, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
     Group("litellm", "litellm", 3, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),
     Group("frameworks", "frameworks", 11, covers=AGENTS),

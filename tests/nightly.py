@@ -1,6 +1,6 @@
-"""Run every group of tests, in parts, and keep what came of them for each commit: `make nightly ARGS="--part 1/4"`.
+"""Run every group of tests, in parts, and keep what came of them for each commit: `make nightly ARGS="--part 1/5"`.
 
-A part takes at most 70 minutes. It writes `.nightly/COMMIT-1of4.json` after each group, so that a part that was stopped
+A part takes at most 70 minutes. It writes `.nightly/COMMIT-1of5.json` after each group, so that a part that was stopped
 keeps what it has. Without `--part` one table joins the files of a commit; those of other machines are copied beside
 them. A failure is a failure: nothing runs a second time.
 """
@@ -110,7 +110,7 @@ def newest() -> str:
 def share(text: str) -> tuple[int, int]:
     number, _, count = text.partition("/")
     if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part; write 1/4 for the first of four")
+        raise argparse.ArgumentTypeError(f"{text!r} is no part; write 1/5 for the first of five")
     return int(number), int(count)
 
 
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Run every group of tests in parts; without --part, show what came of them."
     )
-    parser.add_argument("--part", type=share, metavar="K/N", help="run part K of N, such as 1/4")
+    parser.add_argument("--part", type=share, metavar="K/N", help="run part K of N, such as 1/5")
     parser.add_argument("--commit", help="the commit of the table; that of the newest result by default")
     options = parser.parse_args(arguments)
     if options.part is None:

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from leyden._lib.atomic import commit_directory
 from leyden._lib.extras import import_optional
 from leyden.engine.chat_templates import chat_template_text
-from leyden.engine.gguf_tokenizer import split_as_llama_cpp
+from leyden.engine.gguf_tokenizer import byte_level_tokenizer
 from leyden.errors import ConfigError, EngineError
 
 METADATA: Final = "metadata.gguf"
@@ -279,11 +279,15 @@ def _write_folder(
     where = {"pretrained_model_name_or_path": str(folder), "gguf_file": link.name}
     try:
         config: Any = _transformers("AutoConfig").from_pretrained(**where)
-        tokenizer: Any = _transformers("AutoTokenizer").from_pretrained(**where)
+        if _text(reader, "tokenizer.ggml.model") == "gpt2":
+            tokenizer: Any = byte_level_tokenizer(file, reader.fields)
+        else:
+            tokenizer = _transformers("AutoTokenizer").from_pretrained(**where)
+    except EngineError:
+        raise
     except Exception as error:  # transformers raises whatever its readers do
-        raise EngineError(f"{file}: transformers cannot read its configuration or tokenizer: {error}") from error
+        raise EngineError(f"{file}: its configuration or tokenizer cannot be read: {error!r}") from error
     link.unlink()
-    split_as_llama_cpp(tokenizer, file, reader.fields)
     head_size = reader.fields.get(f"{architecture}.attention.key_length")
     if head_size is not None:
         config.head_dim = int(head_size.contents())

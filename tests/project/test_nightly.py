@@ -12,7 +12,7 @@ from tests.groups import GROUPS, Result
 from tests.nightly import Piece, part, pieces, results_of, table
 
 ROOT = Path(__file__).parents[2]
-N_PARTS = 4
+N_PARTS = 5
 
 
 def test_each_piece_is_in_one_part_and_no_part_takes_too_long():
