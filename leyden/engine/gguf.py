@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from leyden._lib.atomic import commit_directory
 from leyden._lib.extras import import_optional
 from leyden.engine.chat_templates import chat_template_text
-from leyden.engine.gguf_tokenizer import byte_level_tokenizer
+from leyden.engine.gguf_tokenizer import byte_level_tokenizer, scored_tokenizer
 from leyden.errors import ConfigError, EngineError
 
 METADATA: Final = "metadata.gguf"
@@ -282,7 +282,7 @@ def _write_folder(
         if _text(reader, "tokenizer.ggml.model") == "gpt2":
             tokenizer: Any = byte_level_tokenizer(file, reader.fields)
         else:
-            tokenizer = _transformers("AutoTokenizer").from_pretrained(**where)
+            tokenizer = scored_tokenizer(_transformers("AutoTokenizer").from_pretrained(**where), reader.fields)
     except EngineError:
         raise
     except Exception as error:  # transformers raises whatever its readers do

@@ -8,9 +8,10 @@ refused. To add one, copy its patterns from llama.cpp's `llama-vocab.cpp`; `test
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from leyden.errors import EngineError
@@ -49,9 +50,7 @@ def byte_level_tokenizer(file: Any, fields: Any) -> Any:
     file, fields: the file's name for messages, and its metadata.
     Raise EngineError if the file names no known way to split text.
     """
-    found: dict[str, Any] = {
-        key.removeprefix(_PREFIX): field.contents() for key, field in fields.items() if key.startswith(_PREFIX)
-    }
+    found = _found(fields)
     pre = found.get("ggml.pre", "default")
     if pre not in SPLITS:
         raise EngineError(
@@ -70,11 +69,7 @@ def byte_level_tokenizer(file: Any, fields: Any) -> Any:
     for add, kind in ((backend.add_special_tokens, _CONTROL), (backend.add_tokens, _USER_DEFINED)):
         marked = zip(tokens, found["ggml.token_type"], strict=True)
         add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token, type_ in marked if type_ == kind])
-    named: dict[str, str] = {
-        f"{name}_token": tokens[found[f"ggml.{key}_token_id"]]
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if f"ggml.{key}_token_id" in found
-    }
+    named = _named(found)
     begin = named["bos_token"] if found.get("ggml.add_bos_token", pre in _WHOLE_WORDS) else ""
     end = named["eos_token"] if found.get("ggml.add_eos_token", False) else ""
     if begin or end:
@@ -83,3 +78,38 @@ def byte_level_tokenizer(file: Any, fields: Any) -> Any:
             special_tokens=[(token, vocabulary[token]) for token in {begin, end} - {""}],
         )
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=found.get("chat_template"), **named)
+
+
+def scored_tokenizer(tokenizer: Any, fields: Any) -> Any:
+    """Return the tokenizer that transformers makes of a vocabulary of pieces with scores, with llama.cpp's spaces.
+
+    llama.cpp and Llama 2's authors put a space before a text and after each special token. transformers leaves it out
+    before a space, puts it where the file says that there is none, and adds Llama's special tokens to vocabularies that
+    have others.
+    """
+    found, backend = _found(fields), tokenizer.backend_tokenizer
+    if type(backend.pre_tokenizer).__name__ == "Metaspace":  # Gemma's has none
+        prefix = [normalizers.Prepend("▁")] if found.get("ggml.add_space_prefix", True) else []
+        backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+        backend.pre_tokenizer = None
+        strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+        spaces = decoders.Replace("▁", " ")
+        backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), *strip])
+    if len(tokenizer) <= (n_tokens := len(found["ggml.tokens"])):
+        return tokenizer
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < n_tokens]
+    own = Tokenizer.from_str(json.dumps(state))
+    return PreTrainedTokenizerFast(tokenizer_object=own, chat_template=found.get("chat_template"), **_named(found))
+
+
+def _found(fields: Any) -> dict[str, Any]:
+    return {key.removeprefix(_PREFIX): field.contents() for key, field in fields.items() if key.startswith(_PREFIX)}
+
+
+def _named(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}_token": found["ggml.tokens"][found[f"ggml.{key}_token_id"]]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if f"ggml.{key}_token_id" in found
+    }

@@ -29,7 +29,9 @@ pytestmark = pytest.mark.llama_cpp
 SPECIAL = ("<|begin|>", "<|end|>", "<|unk|>")
 
 
-def write_gguf(file: Path, tokens: list[str], merges: list[str], pre: str, embedding: Any, kind: Any) -> Path:
+def write_gguf(
+    file: Path, tokens: list[str], merges: list[str], pre: str, embedding: Any, kind: Any, *, space_prefix: Any = None
+) -> Path:
     """Write a Llama of one layer that adds nothing, so that its logits are the products of normed embeddings."""
     size = embedding.shape[-1] if kind is None else gguf.quants.dequantize(embedding, kind).shape[-1]
     writer = gguf.GGUFWriter(file, "llama")
@@ -42,11 +44,18 @@ def write_gguf(file: Path, tokens: list[str], merges: list[str], pre: str, embed
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(size)
-    writer.add_tokenizer_model("gpt2")
+    if merges:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
+        writer.add_token_merges(merges)
+    else:  # pieces with scores, after the bytes
+        writer.add_tokenizer_model("llama")
+        writer.add_token_types([3, 3, 2] + [6] * 256 + [1] * (len(tokens) - 259))
+        writer.add_token_scores([0.0] * 259 + [-float(n) for n in range(len(tokens) - 259)])
+    if space_prefix is not None:
+        writer.add_add_space_prefix(space_prefix)
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
-    writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(2)
@@ -94,6 +103,28 @@ def test_a_text_has_llama_cpps_tokens(tmp_path: Path, vocabulary: tuple[list[str
     with llama_cpp(file) as theirs:
         differ = [text for text in asked if tokenizer(text).input_ids != theirs.tokens(text)]
     assert differ == []
+
+
+@pytest.mark.merge
+@pytest.mark.parametrize("space_prefix", [None, True, False])
+def test_a_vocabulary_with_scores_has_llama_cpps_tokens(tmp_path: Path, space_prefix: bool | None) -> None:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.train_from_iterator(
+        [text for text in texts(2000) if "</s>" not in text], trainers.BpeTrainer(vocab_size=1500)
+    )
+    learned = sorted(backend.get_vocab(), key=lambda token: (len(token) == 1, backend.token_to_id(token)))
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *learned]
+    embedding = np.ones((len(tokens), 32), np.float32)
+    file = write_gguf(tmp_path / "x.gguf", tokens, [], "default", embedding, None, space_prefix=space_prefix)
+    tokenizer = AutoTokenizer.from_pretrained(import_gguf(file, tmp_path / "folder"))
+    asked = texts(600, SPECIAL[:2])
+    with llama_cpp(file) as theirs:
+        differ = [text for text in asked if tokenizer(text).input_ids != theirs.tokens(text)]
+    assert differ == []
+    plain = [text for text in asked if not any(token in text for token in SPECIAL)]
+    decoded = [tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) for text in plain]
+    assert decoded == plain
 
 
 KINDS = [
