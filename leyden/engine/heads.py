@@ -145,7 +145,11 @@ def _of_chunk(hidden_CE: Tensor, head: Head, ids_C: Tensor, temperature: float) 
 
 
 def _direct(logits_NV: Tensor, ids_N: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logits_NV = logits_NV.float() / temperature
+    if logits_NV.shape[-1] < SMALLEST_CHUNKED_VOCABULARY:
+        logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    else:  # log_softmax sums one after the other, and is off by 1e-4 over 262,144 tokens
+        logprobs_NV = logits_NV - logits_NV.logsumexp(-1, keepdim=True)
     logprobs_N = logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
     if not entropy_gradient:
         logprobs_NV = logprobs_NV.detach()

@@ -69,20 +69,19 @@ def draw_tensors(
     logits_BV = logits_BV.float()
     if divisors_B is not None:
         logits_BV = logits_BV / divisors_B[:, None]
-    probabilities_BV = torch.softmax(logits_BV, dim=-1)
-    chances_BV, kept_B1 = probabilities_BV, None
+    probabilities_BV = chances_BV = torch.softmax(logits_BV, dim=-1)
+    # Not 1: over 262,144 tokens softmax adds up to 1.0001, because it sums one after the other.
+    kept_B1 = probabilities_BV.sum(dim=-1, keepdim=True)
     if top_ps_B is not None:
         chances_BV = _nucleus(probabilities_BV, top_ps_B)
         whole_B = top_ps_B >= 1.0 if greedy_B is None else (top_ps_B >= 1.0) | greedy_B
-        kept_B1 = chances_BV.sum(dim=-1, keepdim=True).masked_fill(whole_B[:, None], 1.0)
+        kept_B1 = torch.where(whole_B[:, None], kept_B1, chances_BV.sum(dim=-1, keepdim=True))
     if torch.are_deterministic_algorithms_enabled():
         chances_BV = chances_BV.cpu()  # a cumulative sum on CUDA has no deterministic kernel
     tokens_B1 = _invert(chances_BV, uniforms_B[:, None].to(chances_BV.device)).to(device)
     if greedy_B is not None:
         tokens_B1 = torch.where(greedy_B[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
-    logprobs_B1 = probabilities_BV.gather(-1, tokens_B1).log()
-    if kept_B1 is not None:
-        logprobs_B1 = logprobs_B1 - kept_B1.log()
+    logprobs_B1 = probabilities_BV.gather(-1, tokens_B1).log() - kept_B1.log()
     return tokens_B1[:, 0], logprobs_B1[:, 0]
 
 

@@ -238,6 +238,13 @@ def test_a_large_vocabulary_is_drawn_by_its_cumulative_distribution(n_vocabulary
         assert math.isfinite(logprob)
 
 
+def test_the_log_probabilities_of_a_large_vocabulary_are_exact():
+    logits = torch.randn(3, 262_144, generator=torch.Generator().manual_seed(0)) * 3
+    tokens, logprobs = draw(logits, [1.0, 0.5, 0.0], [1.0] * 3, [0.1, 0.5, 0.9])
+    wanted = (logits.double() / torch.tensor([1.0, 0.5, 1.0])[:, None]).log_softmax(-1)
+    assert logprobs == pytest.approx([float(wanted[row, token]) for row, token in enumerate(tokens)], abs=5e-6)
+
+
 def test_top_p_keeps_the_smallest_set_that_reaches_it_and_reports_the_probability_of_the_draw():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     n, rng = 2000, random.Random(0)

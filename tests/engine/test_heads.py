@@ -58,6 +58,18 @@ def test_chunks_equal_all_logits_at_once_in_value_and_gradient(kind: str, temper
         torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("wrap", [torch.nn.Identity, torch.nn.Sequential], ids=["a layer", "a head with adapters"])
+def test_the_log_probabilities_of_a_large_vocabulary_are_exact(wrap: Any):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(8, 262_144)
+    hidden_NE, ids_N = torch.randn(3, 8) * 6, torch.tensor([5, 100_000, 262_143])
+    logprobs_N, _ = chunked_logprobs(
+        hidden_NE, linear if wrap is torch.nn.Identity else wrap(linear), ids_N, 1.0, chunk_elements=2**20
+    )
+    wanted_NV = torch.nn.functional.linear(hidden_NE, linear.weight, linear.bias).double().log_softmax(-1)
+    assert torch.allclose(logprobs_N.double(), wanted_NV.gather(-1, ids_N[:, None])[:, 0], atol=5e-6, rtol=0)
+
+
 def test_a_frozen_head_gets_no_gradient_and_half_precision_weights_keep_their_type():
     head = head_of("linear").requires_grad_(False).to(torch.bfloat16)
     hidden = torch.randn(9, 16, dtype=torch.bfloat16).requires_grad_()
