@@ -46,6 +46,7 @@ GROUP_FOLDERS = (
     "compat_peers",
     "maths_peers",
     "llama_cpp",
+    "models",
     "verl",
     "rl_data",
     "gpu",

@@ -108,6 +108,7 @@ GROUPS = [
     ),
     Group("maths_peers", "maths-peers", 5, covers=("leyden/objectives/",)),
     Group("llama_cpp", "llama-cpp", 12, covers=("leyden/engine/gguf.py", "leyden/engine/gguf_tokenizer.py")),
+    Group("models", "dev", 20, covers=("leyden/engine/", "leyden/cli/models.py", "examples/real_model/")),
     Group("verl", "verl", 16, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
     Group("litellm", "litellm", 3, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),
     Group("frameworks", "frameworks", 11, covers=AGENTS),
@@ -155,7 +156,7 @@ def before_merge(changed: Sequence[str]) -> tuple[list[Group], list[Group]]:
         group
         for group in GROUPS
         if group not in always
-        and group.name != "long"
+        and group.name not in ("long", "models")
         and any(path.startswith((f"tests/{group.name}/", *group.covers)) for path in changed)
     ]
     return [*always, *touched[:MAX_CHANGED_GROUPS]], touched[MAX_CHANGED_GROUPS:]
