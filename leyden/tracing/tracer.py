@@ -79,13 +79,7 @@ class Tracer(NamedOptions, ABC):
         without ids, and for ids without `store` if the workers have different stores.
         """
         if store is None and rollout_id is not None:
-            stores = list({id(each): each for each in self._worker_stores.values()}.values())
-            if len(stores) > 1:
-                raise ConfigError(
-                    f"the workers of this tracer have different stores ({', '.join(each.url for each in stores)}); say which one a "
-                    "trace goes to: trace_context(store=..., rollout_id=..., attempt_id=...)"
-                )
-            store = stores[0] if stores else None
+            store = self._workers_store()
         context = TraceContext(
             name,
             store,
@@ -97,6 +91,16 @@ class Tracer(NamedOptions, ABC):
         )
         self.prepare()
         return context
+
+    def _workers_store(self) -> LightningStore | None:
+        """Return the store of all workers; None without one. Raise ConfigError if they have different stores."""
+        stores = list({id(each): each for each in self._worker_stores.values()}.values())
+        if len(stores) > 1:
+            raise ConfigError(
+                f"the workers of this tracer have different stores ({', '.join(each.url for each in stores)}); say which one a "
+                "trace goes to: trace_context(store=..., rollout_id=..., attempt_id=...)"
+            )
+        return stores[0] if stores else None
 
     def __getstate__(self) -> dict[str, Any]:
         # without the workers' stores, which belong to this process
