@@ -19,6 +19,7 @@ and a line that says what.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import marshal
 import os
@@ -118,6 +119,7 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the program decides what it does about them
         signal.signal(number, signal.SIG_IGN)
     relay = _Relay()
+    before = {path: _size(path) for path in spec["write"].values() if spec["disk_bytes"] is not None}
     if spec["addresses"]:
         _, fds, _, _ = socket.recv_fds(inside, 1, len(spec["addresses"]))
         for fd, address in zip(fds, spec["addresses"], strict=False):
@@ -134,8 +136,10 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) 
             break
         relay.run(max(0.0, check_at - time.monotonic()))
         if time.monotonic() >= check_at:
-            check_at = time.monotonic() + _WATCH_SECONDS
-            if exceeded := _exceeded(spec, first):
+            began = time.monotonic()
+            exceeded = _exceeded(spec, first, before)
+            check_at = time.monotonic() + max(_WATCH_SECONDS, 20 * (time.monotonic() - began))
+            if exceeded:
                 os.write(2, f"{REASON}{exceeded}\n".encode())
                 os.kill(first, signal.SIGKILL)
                 os.waitpid(first, 0)
@@ -157,8 +161,8 @@ class _Relay:
     def __init__(self) -> None:
         self.poll = select.poll()
         self._sockets: dict[int, socket.socket] = {}
-        self._addresses: dict[int, tuple[str, int]] = {}
-        """The address outside of each listening socket."""
+        self._outside: dict[int, tuple[int, Any]] = {}
+        """The family and the address, outside, of each listening socket's server."""
         self._peers: dict[int, int] = {}
         self._unsent: dict[int, bytes] = {}
         """What each connection's peer has sent it and it has not yet taken. A peer is not read before it has."""
@@ -166,14 +170,18 @@ class _Relay:
         """Connections that have sent all they will."""
 
     def listen(self, listener: socket.socket, address: tuple[str, int]) -> None:
-        self._sockets[listener.fileno()], self._addresses[listener.fileno()] = listener, address
+        try:
+            family, _, _, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        except OSError:
+            return  # nothing answers inside, either
+        self._sockets[listener.fileno()], self._outside[listener.fileno()] = listener, (family, resolved)
         self.poll.register(listener, select.POLLIN)
 
     def run(self, seconds: float) -> None:
         """Wait for events, at most `seconds`, and handle them."""
         for fd, event in self.poll.poll(seconds * 1000):
-            if fd in self._addresses:
-                self._connect(self._sockets[fd].accept()[0], self._addresses[fd])
+            if fd in self._outside:
+                self._connect(self._sockets[fd].accept()[0], *self._outside[fd])
             elif fd in self._peers:
                 try:
                     if event & (select.POLLOUT | select.POLLERR):
@@ -187,10 +195,11 @@ class _Relay:
                 except OSError:
                     self._close(fd)
 
-    def _connect(self, inner: socket.socket, address: tuple[str, int]) -> None:
-        try:
-            outer = socket.create_connection(address)
-        except OSError:
+    def _connect(self, inner: socket.socket, family: int, address: Any) -> None:
+        outer = socket.socket(family, socket.SOCK_STREAM)
+        outer.setblocking(False)  # a server that does not answer holds up no other connection
+        if outer.connect_ex(address) not in (0, errno.EINPROGRESS):
+            outer.close()
             inner.close()  # as if nothing listened
             return
         for each, peer in (inner, outer), (outer, inner):
@@ -254,14 +263,17 @@ def _noted(number: int, frame: object) -> None:
     """Handle SIGCHLD by doing nothing: the pipe reports it."""
 
 
-def _exceeded(spec: dict[str, Any], first: int) -> str | None:
-    """Return which limit is exceeded; None if none is."""
+def _exceeded(spec: dict[str, Any], first: int, before: dict[str, int]) -> str | None:
+    """Return which limit is exceeded; None if none is.
+
+    before: the sizes of the writable folders at the start.
+    """
     if (most := spec["max_processes"]) is not None and (found := _count(first)) > most:
         return f"the program was ended: it had {found} processes; max_processes={most}"
     if (most := spec["disk_bytes"]) is not None:
-        for path in spec["write"].values():
-            if (size := _size(path)) > most:
-                return f"the program was ended: {path} holds {size:,} bytes; disk_bytes={most:,}"
+        for path, size in before.items():
+            if (grown := _size(path) - size) > most:
+                return f"the program was ended: {path} has grown by {grown:,} bytes; disk_bytes={most:,}"
     return None
 
 

@@ -45,8 +45,8 @@ class Sandbox:
     write: Mapping[str, str] | Sequence[str] = ()
     """Further folders that it may change."""
     disk_bytes: int | None = 2**31
-    """The limit of each file; of each folder that the program can change, checked twice a second; and of its home and
-    /tmp together, which are in memory. None: no limit."""
+    """The limit of each file; of what each folder that the program can change grows by, checked twice a second; and of
+    its home and /tmp together, which are in memory. None: no limit."""
     max_processes: int | None = 512
     """The limit of processes and threads. For root on Linux before 6.14 the kernel has none, and processes are counted
     twice a second."""
@@ -128,7 +128,7 @@ def check_namespaces() -> None:
     if why:
         raise ConfigError(
             f"sandbox='namespace' does not work on this machine: {why}. Let users make namespaces (sysctl user.max_user_namespaces, "
-            "kernel.apparmor_restrict_unprivileged_userns=0), use sandbox='docker', or run trusted programs with sandbox='none'"
+            "kernel.apparmor_restrict_unprivileged_userns=0), or run programs that you trust with sandbox='none'"
         )
 
 

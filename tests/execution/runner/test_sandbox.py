@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -201,6 +203,38 @@ async def test_what_outlives_the_program_ends_with_it(store: InMemoryLightningSt
     assert processes_of(ran.attempt.rollout_id) == []
 
 
+async def test_a_folder_may_be_larger_than_its_limit_at_the_start(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    (tmp_path / "there").write_bytes(b"x" * 2**21)
+    ran = await boxed(store, "sleep 1.5; touch new", cwd=tmp_path, sandbox=Sandbox(disk_bytes=2**20))
+    assert ran.reward == 1.0, ran.attempt.metadata
+
+
+async def test_a_server_that_does_not_answer_holds_up_no_other_connection(tmp_path: Path, other_server: str) -> None:
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address: tuple[str, int] = deaf.getsockname()
+        for _ in range(4):  # until the queue of connections is full, and the system answers no more
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(address)
+        program = """
+import socket, sys, urllib.request
+host, port = sys.argv[1].split(":")
+with socket.create_connection((host, int(port))) as waiting:
+    waiting.sendall(b"x")
+    print(urllib.request.urlopen("http://" + sys.argv[2]).status)
+"""
+        known = [f"127.0.0.1:{address[1]}", other_server]
+        command = Sandbox().wrap(
+            [sys.executable, "-I", "-c", program, *known],
+            directory=str(tmp_path), cwd=None, env={}, urls=[f"http://{each}" for each in known],
+        )  # fmt: skip
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.stdout == "200\n", done.stderr
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGSEGV"])
 async def test_the_signal_that_ended_a_program_is_told(store: InMemoryLightningStore, name: str) -> None:
     ran = await boxed(store, f"kill -{name[3:]} $$")
@@ -231,7 +265,7 @@ from leyden.store import InMemoryLightningStore
 from tests.execution.runner.test_process_agent import run_one
 async def main():
     async with InMemoryLightningStore() as store:
-        await run_one(store, ["sh", "-c", "touch up; sleep 600 & sleep 600"], cwd=sys.argv[1], sandbox="namespace")
+        await run_one(store, ["sh", "-c", "sleep 600 & touch up; wait"], cwd=sys.argv[1], sandbox="namespace")
 asyncio.run(main())
 """
 
@@ -247,7 +281,7 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
     assert len(chain) >= 5  # supervisor, door, process 1, shell, sleep
     index = {"supervisor": 0, "door": 1, "first": 2}
     (psutil.Process(runner.pid) if victim == "runner" else chain[index[victim]]).kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 40
     while alive := [each for each in chain if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.02)
@@ -281,7 +315,7 @@ async def test_sixty_four_at_a_time(store: InMemoryLightningStore) -> None:
 
 def test_paths_and_kinds_are_checked() -> None:
     with pytest.raises(ConfigError, match="'none', 'namespace'"):
-        ly.ProcessAgent(["true"], sandbox="chroot")  # type: ignore[arg-type]
+        ly.ProcessAgent(["true"], sandbox=cast(Any, "chroot"))
     with pytest.raises(ConfigError, match="does not exist"):
         Sandbox(read=["/no/such/folder"])
     with pytest.raises(ConfigError, match="absolute"):
