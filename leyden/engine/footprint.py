@@ -7,7 +7,6 @@ that were measured.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -24,6 +23,7 @@ from leyden.engine.policy_backend import LoRA
 from leyden.engine.source import BaseModel
 from leyden.engine.threads import SMALLEST_SHARED
 from leyden.errors import ConfigError
+from leyden.training.runs.run_description import tensor_shapes
 
 logger = logging.getLogger("leyden.engine")
 
@@ -40,7 +40,7 @@ SmolLM2 135M and Gemma 3 270M."""
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What training a model takes, in bytes."""
+    """The bytes of memory and disk that training a model takes."""
 
     weights: int
     trained: int
@@ -50,7 +50,7 @@ class Footprint:
     state: int
     """One checkpoint. A copy is in memory while it is written, when a micro-batch seldom is."""
     model: int
-    """What the run leaves in `model/`."""
+    """The files of the run's `model/` folder."""
     cache: int
     """Keys and values of one token."""
     n_weights: int
@@ -71,7 +71,7 @@ def footprint(options: Mapping[str, Any]) -> Footprint | None:
     """
     model = options.get("model")
     base = BaseModel.of(model) if isinstance(model, str | Path) else None
-    shapes = _shapes(Path(base.folder if base else model)) if isinstance(model, str | Path) else {}
+    shapes = tensor_shapes(Path(base.folder if base else model)) if isinstance(model, str | Path) else {}
     if not shapes:
         return None
     width = 4 if options.get("dtype") in (None, "float32") else 8 if options["dtype"] == "float64" else 2
@@ -170,16 +170,3 @@ def _is_target(lora: LoRA, name: str) -> bool:
     if modules == "all-linear":
         return True
     return bool(re.fullmatch(modules, path)) if isinstance(modules, str) else path.rpartition(".")[2] in modules
-
-
-def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of a folder's tensors by name; empty if there are none that can be read."""
-    shapes: dict[str, list[int]] = {}
-    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
-        try:
-            with path.open("rb") as file:
-                header = json.loads(file.read(min(100_000_000, int.from_bytes(file.read(8), "little"))))
-            shapes.update({name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # the engine reports the error when it loads the model
-    return shapes

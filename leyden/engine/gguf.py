@@ -44,7 +44,7 @@ _OTHER_KINDS: Final = {
     "adapter": "an adapter; merge it with llama.cpp's llama-export-lora and give the merged file",
     "imatrix": "statistics for quantising; give the model's file",
 }
-"""What else a GGUF file may hold, by `general.type`."""
+"""Kinds of GGUF files that hold no model, by `general.type`, with what to give instead."""
 _READ: Final = frozenset(
     {
         "context_length",

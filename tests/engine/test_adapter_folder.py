@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import leyden as ly
 from leyden.cli import models
 from leyden.engine import EmbeddedBackend, IsolatedBackend, LoRA, OptimParams
 from leyden.engine.source import BASE, why_not_loadable
@@ -56,6 +57,13 @@ def logprobs_by_transformers(model: Any) -> list[float]:
 
 def export(source: Path, out: Path, *, type: str | None = None, base: str | None = None) -> None:
     models.export(str(source), out, type=type, base=base)
+
+
+async def test_the_default_learning_rate_of_what_a_run_leaves_is_that_of_its_base_model(tmp_path: Path) -> None:
+    base, out = tiny.make(tmp_path / "base"), tmp_path / "out"
+    await train(base, out)
+    of_base, of_run = (ly.PolicyGradient(IsolatedBackend(each, device="cpu"), n_steps=1).optim for each in (base, out))
+    assert of_run == of_base == OptimParams(learning_rate=1e-3)
 
 
 @pytest.mark.parametrize("modules", ["all-linear", ["embed_tokens", "q_proj"], ["lm_head"]])

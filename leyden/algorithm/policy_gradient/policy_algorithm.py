@@ -36,6 +36,7 @@ from leyden.engine.footprint import check_room
 from leyden.engine.isolated import IsolatedBackend, Visitor
 from leyden.engine.policy_backend import ForwardBackwardResult, OptimParams, PolicyBackend
 from leyden.engine.schedules import check_learning_rate_schedule, default_learning_rate, learning_rate_at
+from leyden.engine.source import BaseModel
 from leyden.errors import CheckpointError, ConfigError, InvalidArgument, PolicyDiverged
 from leyden.gateway import LLMProxy, hosted
 from leyden.objectives.losses import Loss
@@ -160,7 +161,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self.hand_back, self.on_collapse = hand_back, on_collapse
         self._collapse = self._new_collapse_watch()
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
-        """Where the best weights are kept in a run without a directory."""
+        """The temporary folder of the best weights, for a run without a directory."""
         self.optim = optim or OptimParams(learning_rate=self._default_learning_rate())
         self._schedule: dict[str, Any] = {"warmup": warmup_steps, "kind": schedule, "final_fraction": final_fraction}
         if schedule == "constant" and final_fraction:
@@ -311,7 +312,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library
         loads.
 
-        They are the best weights if the last ones are worse by more than noise; `model-last/` then has the last ones.
+        If the last weights are worse than the best ones by more than noise, `model/` has the best and `model-last/` the
+        last.
         """
         if (directory := self.get_run().directory) is None:
             return
@@ -567,7 +569,10 @@ class PolicyAlgorithm(IterativeAlgorithm):
 
     def _default_learning_rate(self) -> float:
         made_with = arguments_of(self.backend.learner)
-        n_trained, n_weights = weights_of(made_with.get("model")) or (None, None)
+        model = made_with.get("model")
+        if isinstance(model, str | Path) and (base := BaseModel.of(model)) is not None:
+            model = base.folder  # an earlier run's adapter is merged into it
+        n_trained, n_weights = weights_of(model) or (None, None)
         adapter = made_with.get("lora") is not None or n_trained != n_weights
         return default_learning_rate(n_weights, adapter=adapter)
 

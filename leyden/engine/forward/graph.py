@@ -46,7 +46,7 @@ holds every id exactly, so that one copy takes them to the device."""
 
 
 class _Shape(NamedTuple):
-    """What a graph is captured for."""
+    """The sizes and the kinds of sampling that one graph is captured for."""
 
     n_rows: int
     length: int
@@ -100,7 +100,7 @@ class FixedSteps:
         self._flight: _Flight | None = None
         """The step that was started ahead."""
         self._addresses: tuple[int, ...] = ()
-        """Where the cache is in the graphs."""
+        """The addresses of the cache's tensors that the captured graphs read and write."""
         self._seen: set[_Shape] = set()
         """Shapes that ran with these addresses, so that a capture allocates and loads nothing that stays."""
         self._graphs: OrderedDict[_Shape, Callable[[], None]] = OrderedDict()

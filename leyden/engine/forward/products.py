@@ -70,11 +70,13 @@ def packed_bytes(model: torch.nn.Module) -> int:
     return sum(each.packed_bytes for each in forwards if isinstance(each, LinearForward))
 
 
+@functools.cache
 def has_faster_products() -> bool:
     """Return whether `linear` is faster than torch on this machine for layers of any width, and right."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_right()
 
 
+@functools.cache
 def has_faster_wide_products() -> bool:
     """Return whether `linear` is faster than torch on this machine for layers with very many outputs, and right."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and _is_right()

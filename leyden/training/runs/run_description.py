@@ -173,16 +173,23 @@ def weights_of(model: Any) -> tuple[int, int] | None:
 
 def _n_weights(folder: Path) -> int | None:
     """Return how many weights the folder's safetensors files declare in their headers; None without such files."""
-    n: int | None = None
+    shapes = tensor_shapes(folder)
+    return sum(map(math.prod, shapes.values())) if shapes else None
+
+
+def tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a folder's safetensors files by name, as their headers declare them. Empty if
+    there are no such files, or one cannot be read.
+    """
+    shapes: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
                 header = json.loads(file.read(min(_MAX_HEADER, int.from_bytes(file.read(8), "little"))))
-            shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
-            n = (n or 0) + sum(map(math.prod, shapes))
+            shapes.update({name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # the engine reports the error when it loads the model
-    return n
+            return {}  # the engine reports the error when it loads the model
+    return shapes
 
 
 def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
