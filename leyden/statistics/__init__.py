@@ -1,7 +1,7 @@
 """Sequential tests by betting, whose evidence may be read after every observation, and a model of effects.
 
-`difference` compares the means of two arms of randomised traffic, `ranks` makes unbounded values comparable, `share`
-checks the randomisation, `change` finds a drop of a mean against a reference, and `finite` tests the mean of a finite
+`difference` compares the means of two arms of randomised traffic and checks the randomisation, `ranks` makes unbounded
+values comparable, `change` finds a drop of a mean against a reference, and `finite` tests the mean of a finite
 population. All are pure functions of numbers over small frozen states, without NumPy. `effects` estimates what each
 edit of a prompt adds to its reward.
 
@@ -19,8 +19,10 @@ from leyden.statistics.difference import FRACTIONS as FRACTIONS
 from leyden.statistics.difference import STAKES as STAKES
 from leyden.statistics.difference import ArmTotals as ArmTotals
 from leyden.statistics.difference import Evidence as Evidence
+from leyden.statistics.difference import ShareEvidence as ShareEvidence
 from leyden.statistics.difference import average_log_e as average_log_e
 from leyden.statistics.difference import observe_difference as observe_difference
+from leyden.statistics.difference import observe_share as observe_share
 from leyden.statistics.difference import weighted_difference as weighted_difference
 from leyden.statistics.effects import EffectModel as EffectModel
 from leyden.statistics.effects import Effects as Effects
@@ -28,5 +30,3 @@ from leyden.statistics.finite import ShortfallEvidence as ShortfallEvidence
 from leyden.statistics.finite import observe_shortfall as observe_shortfall
 from leyden.statistics.ranks import RankHistory as RankHistory
 from leyden.statistics.ranks import observe_rank as observe_rank
-from leyden.statistics.share import ShareEvidence as ShareEvidence
-from leyden.statistics.share import observe_share as observe_share

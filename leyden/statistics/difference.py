@@ -5,9 +5,14 @@ value in [0, 1]. The bets are on the inverse-propensity weighted difference, whi
 mean(treated) - mean(control) from that one request. Therefore the test stays exact with unequal and changing shares,
 and with a drift that both arms have.
 
+That holds only if requests are assigned with the probability that is assumed. A wrong setting, a cache or lost records
+of one arm change the share of observed requests, a *sample ratio mismatch*. `observe_share` finds it by the same
+capital process, with the indicator of the arm as the value.
+
 Sources: capital processes for bounded means and a grid of bets, Waudby-Smith and Ramdas, arXiv:2010.09686, section 4;
 the weighted difference with a predictable centre (doubly robust pseudo-outcome), Waudby-Smith et al., arXiv:2210.10768;
-averages of e-values, Vovk and Wang, arXiv:1912.06116, section 3.
+averages of e-values, Vovk and Wang, arXiv:1912.06116, section 3; sequential tests of counts of assignments, Lindon and
+Malek, arXiv:2011.03567.
 """
 
 from __future__ import annotations
@@ -137,3 +142,33 @@ def _centre(evidence: Evidence, share: float) -> float:
     treated_mean = (treated.total + 0.5 * _PRIOR_COUNT) / (treated.count + _PRIOR_COUNT)
     control_mean = (control.total + 0.5 * _PRIOR_COUNT) / (control.count + _PRIOR_COUNT)
     return (1 - share) * treated_mean + share * control_mean
+
+
+# ---- the share of the treated arm ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShareEvidence:
+    """Evidence that the treated arm has a different share than assumed."""
+
+    log_capitals: tuple[float, ...] = (0.0,) * (2 * len(FRACTIONS))
+    """Logarithms of the capitals of bets on a larger share, one for each of `FRACTIONS`, then of bets on a smaller
+    share."""
+    peak: float = 0.0
+    """Largest logarithm so far of the e-process, the mean of the capitals weighted by `STAKES`."""
+
+
+def observe_share(evidence: ShareEvidence, *, treated: bool, share: float) -> ShareEvidence:
+    """Return the evidence after one request.
+
+    A bet on a larger share multiplies its capital by 1 + fraction (treated - share) / share, one on a smaller share by
+    1 + fraction (share - treated) / (1 - share).
+    treated: whether the request was assigned to the treated arm.
+    share: the assumed probability of that, in (0, 1). Raise ConfigError for another number.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"share is {share!r}; a comparison needs a probability between 0 and 1, both excluded")
+    larger, smaller = (treated - share) / share, (share - treated) / (1 - share)
+    gains = [fraction * larger for fraction in FRACTIONS] + [fraction * smaller for fraction in FRACTIONS]
+    log_capitals = tuple([old + math.log1p(gain) for old, gain in zip(evidence.log_capitals, gains, strict=True)])
+    return ShareEvidence(log_capitals, max(evidence.peak, average_log_e(log_capitals, STAKES + STAKES)))

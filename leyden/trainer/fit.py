@@ -12,13 +12,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leyden._lib.aio import Latch
+from leyden._lib.aio import Latch, first_done
 from leyden._lib.exhaustion import warn_if_exhausted
 from leyden._lib.host.listening import is_loopback
 from leyden._lib.logs import log_for_files, notice
@@ -27,7 +27,7 @@ from leyden.adapter import TraceAdapter
 from leyden.agent import LitAgent, agent_version
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
 from leyden.errors import ConfigError, StoreError, UnknownRun, redact
-from leyden.execution import Elsewhere, ExecutionStrategy
+from leyden.execution import ExecutionStrategy
 from leyden.execution.execution_strategy import RunsAgain, StopSignal
 from leyden.execution.runner import AttemptRecorder, Hook, Runner, WorkerBundle
 from leyden.execution.runner.calls import call_sync
@@ -35,7 +35,6 @@ from leyden.execution.runner.runner import torn_down
 from leyden.gateway import FoundGateways, LLMProxy
 from leyden.monitor import Monitor
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
-from leyden.trainer.abandoned import until_done_or_deserted, until_stopped_or_deserted
 from leyden.trainer.restarts import Restarts
 from leyden.trainer.run_config import algorithm_config, run_config
 from leyden.trainer.run_store import RunStore
@@ -50,12 +49,15 @@ from leyden.training.runs.recording import FolderRecorder
 from leyden.training.runs.run_metrics import metrics_of
 from leyden.training.runs.summary import count_rollouts
 from leyden.types import Retention
+from leyden.types.rollout import ROLLOUT_FINISHED
 from leyden.types.run_record import algorithm_group, current_run_id
 
 logger = logging.getLogger(__name__)
 
 _RELEASE_SECONDS = 5.0
 """Seconds that a stopped run waits for its store to release its claims."""
+_CHECK_SECONDS = 1.0
+"""Seconds between two checks for rollouts of an algorithm that continues without runners."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +306,7 @@ class Fit:
             ready.set()
         if algorithm is None:
             notice(logger, "waiting for rollouts that others enqueue in %s; Ctrl-C ends", store.url)
-            await (until_stopped_or_deserted(event) if isinstance(event, StopSignal) else event.wait_async())
+            await (_until_stopped_or_deserted(event) if isinstance(event, StopSignal) else event.wait_async())
             return 0
 
         async def interrupt() -> None:
@@ -343,7 +345,7 @@ class Fit:
         if not isinstance(event, StopSignal) or store.capabilities["zero_copy"]:  # others may run what is left
             await work()
             return 0
-        return await until_done_or_deserted(work(), event, store)
+        return await _until_done_or_deserted(work(), event, store)
 
     def _deserted_message(self, n_left: int) -> str:
         """Return why the run ended although `n_left` rollouts are left, and how to continue."""
@@ -368,7 +370,11 @@ class Fit:
             return None
         proxy, elsewhere = self._config.llm_proxy, self._strategy.elsewhere()
         if proxy is None and algorithm is not None and algorithm.uses_gateway:
-            proxy = LLMProxy() if elsewhere is None else _gateway_for(elsewhere)
+            if elsewhere is None:
+                proxy = LLMProxy()
+            else:
+                token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
+                proxy = LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
         if proxy is None:
             return None
         if elsewhere is not None:
@@ -501,6 +507,25 @@ async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool
         return False
 
 
-def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
-    token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
-    return LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
+async def _until_done_or_deserted(
+    algorithm: Coroutine[Any, Any, None], event: StopSignal, store: LightningStore
+) -> int:
+    """Run the algorithm, and return 0 when it is done. Raise its error.
+
+    If all runners have done their `max_rollouts` and rollouts are left, no runner will run them and the algorithm would
+    wait for ever. So cancel it, and return how many are left.
+    """
+    async with first_done(algorithm, event.deserted.wait_async()) as (work, _):
+        while not work.done():
+            counts = (await store.statistics())["rollouts_by_status"]
+            if left := sum(count for status, count in counts.items() if status not in ROLLOUT_FINISHED):
+                return left
+            await asyncio.wait({work}, timeout=_CHECK_SECONDS)
+        work.result()
+    return 0
+
+
+async def _until_stopped_or_deserted(event: StopSignal) -> None:
+    """Wait until the run is stopped or all runners have ended by themselves."""
+    async with first_done(event.wait_async(), event.deserted.wait_async()):
+        pass

@@ -51,7 +51,6 @@ from leyden.types.resources import Resources as Resources
 from leyden.types.resources import ResourcesUpdate as ResourcesUpdate
 from leyden.types.resources import ResourceUnion as ResourceUnion
 from leyden.types.resources import digest_of as digest_of
-from leyden.types.retention import Retention as Retention
 from leyden.types.rollout import ATTEMPT_FINISHED as ATTEMPT_FINISHED
 from leyden.types.rollout import OVERTAKES as OVERTAKES
 from leyden.types.rollout import ROLLOUT_FINISHED as ROLLOUT_FINISHED
@@ -60,6 +59,7 @@ from leyden.types.rollout import AttemptedRollout as AttemptedRollout
 from leyden.types.rollout import AttemptStatus as AttemptStatus
 from leyden.types.rollout import EnqueueRolloutRequest as EnqueueRolloutRequest
 from leyden.types.rollout import Priority as Priority
+from leyden.types.rollout import Retention as Retention
 from leyden.types.rollout import Rollout as Rollout
 from leyden.types.rollout import RolloutConfig as RolloutConfig
 from leyden.types.rollout import RolloutMode as RolloutMode
