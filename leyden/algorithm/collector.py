@@ -510,16 +510,14 @@ class RolloutCollector:
             self._unsent[rollout_id] = (new[rollout_id].config or RolloutConfig()).max_attempts
         if self.budget.is_reserved:
             for rollout in stored:
-                if rollout.rollout_id not in free:
-                    await self._charge_stored(rollout)
-
-    async def _charge_stored(self, rollout: Rollout) -> None:
-        attempts = await self._attempts_of(rollout)
-        if rollout.finished:
-            del self._unsent[rollout.rollout_id]
-            self._warn(self.budget.spend(attempts))
-        else:
-            self._unsent[rollout.rollout_id] = _attempts_at_most(rollout, attempts)
+                if rollout.rollout_id in free:
+                    continue
+                attempts = await self._attempts_of(rollout)
+                if rollout.finished:
+                    del self._unsent[rollout.rollout_id]
+                    self._warn(self.budget.spend(attempts))
+                else:
+                    self._unsent[rollout.rollout_id] = _attempts_at_most(rollout, attempts)
 
     def _reserve(self, requests: Sequence[EnqueueRolloutRequest]) -> int:
         for count, request in enumerate(requests):

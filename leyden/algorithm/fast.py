@@ -222,8 +222,5 @@ class Baseline(FastAlgorithm):
         for span in spans:
             shown: Any = sorted(span.attributes) if self.span_verbosity == "keys" else span.attributes
             details.info("  span %d %s: %s", span.sequence_id, span.name, shown)
-        self._log_adapted(spans)
-
-    def _log_adapted(self, spans: list[Span]) -> None:
         if self._adapter is not None:
             details.info("  adapted: %s", self._adapter.adapt(spans))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,7 +117,8 @@ def evaluate(
         echo(f"stopped; the rollouts that ended are kept: leyden show {directory}", err=True)
         raise typer.Exit(130) from None
     if output is not None:
-        _write_rollouts(result, output)
+        rows = (json.dumps(asdict(each), ensure_ascii=False) for each in result.rollouts)
+        write_output(output, "".join(f"{row}\n" for row in rows), private=True)
     if as_json:
         echo_json(_as_data(result, agent, tasks, directory))
     else:
@@ -178,14 +180,6 @@ def _evaluation(
 
 
 # ---- what it shows -------------------------------------------------------------------------------
-
-
-def _write_rollouts(result: EvaluationResult, path: Path) -> None:
-    from dataclasses import asdict
-
-    write_output(
-        path, "".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in result.rollouts), private=True
-    )
 
 
 def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> dict[str, Any]:

@@ -121,23 +121,20 @@ def _report(body: bytes) -> RolloutLegacy:
         named = _Named.model_validate_json(body).rollout_id if rewards_only else None
         raise _Invalid([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults], named) from None
     check_id("rollout_id", report.rollout_id)
-    if faults := _reward_faults(report):
-        raise _Invalid(faults, report.rollout_id)
+    rewards: list[tuple[list[str | int], float | None]] = [(["final_reward"], report.final_reward)]
+    rewards += [(["triplets", index, "reward"], each.reward) for index, each in enumerate(report.triplets or ())]
+    faulty = [
+        {"type": "finite_number", "loc": ["body", *path], "msg": f"{path[-1]} is {reward}, which is no finite number"}
+        for path, reward in rewards
+        if reward is not None and not math.isfinite(reward)
+    ]
+    if faulty:
+        raise _Invalid(faulty, report.rollout_id)
     return report
 
 
 class _Named(BaseModel):
     rollout_id: str
-
-
-def _reward_faults(report: RolloutLegacy) -> list[dict[str, Any]]:
-    rewards: list[tuple[list[str | int], float | None]] = [(["final_reward"], report.final_reward)]
-    rewards += [(["triplets", index, "reward"], each.reward) for index, each in enumerate(report.triplets or ())]
-    return [
-        {"type": "finite_number", "loc": ["body", *path], "msg": f"{path[-1]} is {reward}, which is no finite number"}
-        for path, reward in rewards
-        if reward is not None and not math.isfinite(reward)
-    ]
 
 
 def _detail(detail: Any) -> bytes:

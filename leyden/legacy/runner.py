@@ -64,7 +64,6 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         return asyncio.run(self.iter_async())
 
     async def run_async(self) -> bool:
-        """Run the agent on one task and report. Return False if the client has no task, or no resources for it."""
         client = self.client
         if (task := await client.poll_next_task_async()) is None:
             return False
@@ -74,7 +73,6 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
         return True
 
     async def iter_async(self) -> int:
-        """Run the agent on `max_tasks` tasks and return their number; without a limit, never return."""
         done = 0
         while self.max_tasks is None or done < self.max_tasks:
             done += await self.run_async()

@@ -86,7 +86,6 @@ class AgentLightningClient(NamedOptions):
         return self._kept(self._send("/resources/latest"))
 
     async def get_latest_resources_async(self) -> ResourcesUpdate | None:
-        """Return the latest resources; None if the server has none or the request failed."""
         return self._kept(await self._send_async("/resources/latest"))
 
     def post_rollout(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
@@ -94,7 +93,6 @@ class AgentLightningClient(NamedOptions):
         return self._send("/rollout", rollout.model_dump_json().encode())
 
     async def post_rollout_async(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
-        """Report a result and return the server's reply; None if it could not be delivered."""
         return await self._send_async("/rollout", rollout.model_dump_json().encode())
 
     def _found(self, reply: dict[str, Any] | None) -> Task | None:

@@ -60,8 +60,7 @@ class TrainerLegacy(NamedOptions, ABC):
     ) -> RunSummary: ...
 
     @abstractmethod
-    def _fit_served(self, client: AgentLightningClient, agent: LitAgent[Any]) -> RunSummary:
-        """Run the agent on the tasks of a server."""
+    def _fit_served(self, client: AgentLightningClient, agent: LitAgent[Any]) -> RunSummary: ...
 
     @property
     def n_workers(self) -> int:
@@ -181,7 +180,6 @@ class TrainerLegacy(NamedOptions, ABC):
 
 
 def is_url(data: object) -> bool:
-    """Return whether an argument for a data set is a server's URL."""
     return isinstance(data, str) and data.startswith(("http://", "https://"))
 
 

@@ -27,7 +27,6 @@ from leyden.types import (
     Attempt,
     AttemptedRollout,
     NamedResources,
-    Rollout,
     Span,
 )
 from leyden.types.checks import json_text
@@ -234,7 +233,13 @@ class BlockingAlgorithm:
         memory = InMemoryLightningStore()
         with BlockingStore(memory) as training:
             for rollout in rollouts:
-                _copy(training, rollout, spans[rollout.rollout_id])
+                own = spans[rollout.rollout_id]
+                placing = {"rollout_id": rollout.rollout_id, "attempt_id": own[-1].attempt_id}
+                labels = {"mode": rollout.mode, "group_id": rollout.group_id, "arm": rollout.arm}
+                training.start_rollout(rollout.input, **labels, **placing)
+                training.add_span(rollout.rollout_id, own)
+                if rollout.finished:
+                    training.update_attempt(**placing, status=rollout.status)
             datasets: dict[str, Any] = dict.fromkeys(names, tasks)
             result = Trainer(algorithm=self._algorithm, store=memory, **options).fit(self._agent, **datasets).result
             if isinstance(result, Mapping):
@@ -246,11 +251,3 @@ class BlockingAlgorithm:
                     "run(), or use an algorithm whose result names some, such as APO, GEPA or FewShot"
                 )
             return training.get_resources_by_id(resources_id, version=version)
-
-
-def _copy(training: BlockingStore, rollout: Rollout, spans: Sequence[Span]) -> None:
-    ids = {"rollout_id": rollout.rollout_id, "attempt_id": spans[-1].attempt_id}
-    training.start_rollout(rollout.input, mode=rollout.mode, group_id=rollout.group_id, arm=rollout.arm, **ids)
-    training.add_span(rollout.rollout_id, spans)
-    if rollout.finished:
-        training.update_attempt(**ids, status=rollout.status)

@@ -218,7 +218,11 @@ class LightningStoreClient(WaitingStore):
             except TimeoutError:
                 return []
             try:
-                return await self._claim_within(deadline, limit, worker_id, claim_id)
+                while True:
+                    seconds = min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+                    claimed = await self._claim(limit, worker_id, claim_id, timeout_seconds=seconds)
+                    if claimed or time.monotonic() >= deadline:
+                        return claimed
             finally:
                 state.claims.release()
         except asyncio.CancelledError:
@@ -227,15 +231,6 @@ class LightningStoreClient(WaitingStore):
             undoing.add_done_callback(self._undoing.discard)
             await asyncio.shield(undoing)  # a second cancellation does not interrupt it
             raise
-
-    async def _claim_within(
-        self, deadline: float, limit: int, worker_id: str | None, claim_id: str
-    ) -> Sequence[AttemptedRollout]:
-        while True:
-            seconds = min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
-            claimed = await self._claim(limit, worker_id, claim_id, timeout_seconds=seconds)
-            if claimed or time.monotonic() >= deadline:
-                return claimed
 
     async def _undo(self, claim_id: str) -> None:
         """Undo a claim that was cancelled while the server may have granted it."""

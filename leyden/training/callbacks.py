@@ -176,7 +176,6 @@ class MonitoringCallback(Callback, ABC):
         """Compare the metric `monitor` of the stage that has ended."""
 
     def is_better(self, value: float, other: float, *, by: float = 0.0) -> bool:
-        """Return whether a value is better than another by more than `by`."""
         return (value - other if self.mode == "max" else other - value) > by
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:

@@ -164,7 +164,13 @@ class Checkpoint(MonitoringCallback):
         self.last_saved, self._saved_at = loop.current_iter, self._clock()
         if loop.current_iter == 0:
             self._reset()
-        newer = self._newer(loop)
+        newer = [step for step in self.store.steps() if step > loop.current_iter and self.store.damage(step) is None]
+        came_from = loop.resumed_from
+        if newer and (came_from is None or came_from.resolve().parent != self.store.dirpath.resolve()):
+            raise CheckpointError(
+                f"{self.store.dirpath} holds the checkpoint of iteration {newer[-1]}, this run is at {loop.current_iter}; "
+                "resume from one of its checkpoints (`Checkpoint.latest()` is the newest), or give an empty directory"
+            )
         if newer and not loop.goes_on:
             return  # the loop does no iteration, so the newer checkpoints stay valid
         self._supersede(newer, loop)
@@ -204,17 +210,6 @@ class Checkpoint(MonitoringCallback):
                 f"Checkpoint's filename {self.filename!r} needs a validation at each save, but every_n_iters is {every} and "
                 f"val_every_n_iters {val_every}; make the first a multiple of the second"
             )
-
-    def _newer(self, loop: TrainLoop) -> list[int]:
-        """Return the steps of newer intact checkpoints. Raise CheckpointError if the run continues none of them."""
-        newer = [step for step in self.store.steps() if step > loop.current_iter and self.store.damage(step) is None]
-        came_from = loop.resumed_from
-        if newer and (came_from is None or came_from.resolve().parent != self.store.dirpath.resolve()):
-            raise CheckpointError(
-                f"{self.store.dirpath} holds the checkpoint of iteration {newer[-1]}, this run is at {loop.current_iter}; "
-                "resume from one of its checkpoints (`Checkpoint.latest()` is the newest), or give an empty directory"
-            )
-        return newer
 
     def _supersede(self, steps: Sequence[int], loop: TrainLoop) -> None:
         """Move the checkpoints of these iterations, with their `.pth` files, into `superseded/`."""

@@ -42,7 +42,12 @@ def graceful_interrupts(on_stop: Callable[[], object]) -> Generator[None]:
         if stopping:
             raise KeyboardInterrupt(f"second {name}")
         stopping = True
-        _write(f"\n{name}: {_NOTICE}\n")
+        notice = f"\n{name}: {_NOTICE}\n"
+        try:
+            sys.stderr.write(notice)
+            sys.stderr.flush()
+        except RuntimeError:  # the signal arrived inside a write to the same stream
+            os.write(2, notice.encode())
         on_stop()
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
             # a loop that waits for I/O does not notice what `on_stop` scheduled until it is woken
@@ -55,11 +60,3 @@ def graceful_interrupts(on_stop: Callable[[], object]) -> Generator[None]:
         for number, handler in before.items():
             # None: the handler was set outside Python, and cannot be restored from here
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except RuntimeError:  # the signal arrived inside a write to the same stream
-        os.write(2, text.encode())

@@ -266,7 +266,6 @@ class TrainLoop(NamedOptions):
         yield from self._recording(vessel, self._fit(vessel))
 
     def _restore(self, vessel: Vessel, resume: Resumable) -> Flow:
-        """Restore loop, vessel, callbacks and random states. Raise CheckpointError for a part that does not fit."""
         with _of_a_checkpoint():
             self.load_run_state(resume.state)
         with _of_a_checkpoint(f"of this {type(vessel).__name__}"):
@@ -289,7 +288,11 @@ class TrainLoop(NamedOptions):
         except GeneratorExit:  # the generator was dropped: nothing may be yielded any more
             raise
         except BaseException as error:
-            yield from self._notify_exception(vessel, error)
+            for callback in self.callbacks:
+                try:
+                    yield callback.on_exception(self, vessel, error)
+                except Exception:  # the first error is the one to report
+                    logger.exception("%s.on_exception failed", type(callback).__name__)
             raise
         finally:
             for writer in self.writers:
@@ -394,13 +397,6 @@ class TrainLoop(NamedOptions):
             if last is not None and (last.iteration, last.stage) == (self.current_iter, each):
                 self.last_row = replace(last, metrics={**last.metrics, **values})
             self._write_row(MetricsRow(self.current_iter, each, self.total_seconds, values))
-
-    def _notify_exception(self, vessel: Vessel, error: BaseException) -> Flow:
-        for callback in self.callbacks:
-            try:
-                yield callback.on_exception(self, vessel, error)
-            except Exception:  # the first error is the one to report
-                logger.exception("%s.on_exception failed", type(callback).__name__)
 
     # ---- state -----------------------------------------------------------------------------------
 

@@ -43,7 +43,12 @@ class Preparation:
         if "learner_logprobs" in columns:
             result = await self.learner.forward(sequences, temperature=self.temperature)
             _set(sequences, "learner_logprobs", result.logprobs)
-            metrics |= _differences(sequences)
+            found = [
+                abs(each.columns["learner_logprobs"][place] - each.columns["logprobs"][place])
+                for each in sequences
+                for place in _trained_places(each)
+            ]
+            metrics |= {"logprob_difference": max(found), "mean_logprob_difference": math.fsum(found) / len(found)}
         if self.reference is not None:
             result = await self.reference.forward(sequences, temperature=self.temperature)
             _set(sequences, "reference_logprobs", result.logprobs)
@@ -86,15 +91,6 @@ def _trained_places(sequence: TrainingSequence) -> list[int]:
 
 def _log_ratio(sequence: TrainingSequence, place: int) -> float:
     return sequence.columns["logprobs"][place] - sequence.columns["reference_logprobs"][place]
-
-
-def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
-    found = [
-        abs(s.columns["learner_logprobs"][place] - s.columns["logprobs"][place])
-        for s in sequences
-        for place in _trained_places(s)
-    ]
-    return {"logprob_difference": max(found), "mean_logprob_difference": math.fsum(found) / len(found)}
 
 
 def _mean_of(sequences: Sequence[TrainingSequence], value: Callable[[TrainingSequence, int], float]) -> float:

@@ -68,13 +68,20 @@ def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None)
     algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
     options = _mapping(algorithm.get("options"))
     name = "run" if run.directory is None else f"run {run.directory.name}"
-    tasks = _tasks(config, options)
+    length = _mapping(_mapping(config.get("data")).get("train")).get("length")
+    noun = "initial states" if "episode_per_iter" in options else "tasks"
+    tasks = f"{length:,} {noun}" if isinstance(length, int) else ""
+    sampling = [tasks]
+    if episodes := options.get("episode_per_iter"):
+        sampling.append(f"{episodes:,} episodes an iteration")
+    elif (n_tasks := options.get("tasks_per_step")) and (n_rollouts := options.get("rollouts_per_task")):
+        sampling.append(f"{n_tasks} x {n_rollouts} rollouts a step")
     learner = str(algorithm.get("name") or "").rpartition(".")[2]
     policy = Path(str(model.get("name") or "")).name
     parts = [  # each with its shorter forms, the longest first
         [name],
         [f"{learner} on {policy}{_weights(model)}", f"{learner} on {policy}", learner] if policy else [learner],
-        [", ".join([tasks, *_sampling(options)]), tasks],
+        [", ".join(sampling), tasks],
     ]
     line = ""
     for choices in parts:
@@ -94,19 +101,6 @@ def _weights(model: Mapping[str, Any]) -> str:
         if n < limit:
             return f" ({figure(n / divisor, 3)}{suffix} weights)"
     return f" ({figure(n / 10**9, 3)}B weights)"
-
-
-def _tasks(config: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    length = _mapping(_mapping(config.get("data")).get("train")).get("length")
-    noun = "initial states" if "episode_per_iter" in options else "tasks"
-    return f"{length:,} {noun}" if isinstance(length, int) else ""
-
-
-def _sampling(options: Mapping[str, Any]) -> list[str]:
-    tasks, rollouts = options.get("tasks_per_step"), options.get("rollouts_per_task")
-    if episodes := options.get("episode_per_iter"):
-        return [f"{episodes:,} episodes an iteration"]
-    return [f"{tasks} x {rollouts} rollouts a step"] if tasks and rollouts else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -188,7 +182,6 @@ def _state(summary: RunSummary) -> str:
 
 
 def rollout_counts(by_status: Mapping[str, int], reflection_calls: int) -> str:
-    """Return how many rollouts a run has, by status, and how many reflection calls, if any."""
     counts = ", ".join(f"{count:,} {status}" for status, count in by_status.items() if count)
     calls = f"{reflection_calls:,} reflection call{'s' * (reflection_calls > 1)}" if reflection_calls else ""
     return "; ".join(filter(None, (counts, calls)))
@@ -243,7 +236,6 @@ def _paths(directory: Path) -> dict[str, str]:
 
 
 def show_command(directory: Path) -> str:
-    """Return the command that shows the run in this folder."""
     return f"leyden show {_name(directory)}"
 
 

@@ -54,7 +54,6 @@ _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note 
 
 
 def store_path(directory: Path) -> Path:
-    """Return the path of the store's file in a run directory."""
     return directory / "store.sqlite"
 
 
@@ -118,7 +117,6 @@ class Manifest:
         return "running" if silent < _SILENCE_SECONDS else "crashed"
 
     def _process_lives(self) -> bool:
-        """Return whether the run's process runs on this machine."""
         if self.pid is None:
             return False
         try:
@@ -194,7 +192,15 @@ def read_manifest(directory: Path) -> Manifest:
         if content.get("format") == _FORMAT:
             return _read_current(content, touched)
         if content.get("format") == 1:
-            return _read_format_1(content, directory)
+            record = RunRecord(
+                run_id=content["run_id"],
+                name=name_of(directory),
+                kind="fit",
+                status="stopped",  # this format does not say how the run ended
+                start_time=content["started"],
+                cause=_PREVIOUS_CAUSE,
+            )
+            return Manifest(record, content.get("options", {}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -220,16 +226,3 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
     if manifest.record.status == "running":
         manifest.record.last_heartbeat_time = touched
     return manifest
-
-
-def _read_format_1(content: dict[str, Any], directory: Path) -> Manifest:
-    """Return the manifest of format 1, which does not say how the run ended, so it counts as stopped."""
-    record = RunRecord(
-        run_id=content["run_id"],
-        name=name_of(directory),
-        kind="fit",
-        status="stopped",
-        start_time=content["started"],
-        cause=_PREVIOUS_CAUSE,
-    )
-    return Manifest(record, content.get("options", {}))

@@ -76,8 +76,7 @@ class RecordedRun(ABC):
 
     @property
     @abstractmethod
-    def record(self) -> RunRecord:
-        """The record of the run: id, name, kind, status, times, cause and configuration."""
+    def record(self) -> RunRecord: ...
 
     @property
     @abstractmethod

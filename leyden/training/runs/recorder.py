@@ -199,7 +199,6 @@ class RunRecorder:
         self._cut(after_iteration=loop.current_iter or -1)  # 0: no checkpoint, so validation 0 goes too
 
     def _cut(self, *, after_iteration: int) -> None:
-        """Remove the rows of later iterations from memory, the folder and the store."""
         with self._lock:
             kept = [row for row in self._rows if row.iteration <= after_iteration]
             cut = len(kept) < len(self._rows)
@@ -318,19 +317,18 @@ class _Mirror:
         again is harmless.
         """
         async with self._writing:
-            while taken := self._first_pending():
+            while True:
+                with self._lock:
+                    cut = next((index for index, change in enumerate(self._pending) if isinstance(change, int)), None)
+                    taken = self._pending[: max(1, cut) if cut is not None else None]
+                if not taken:
+                    return
                 if isinstance(taken[0], int):
                     await self._store.cut_metrics(self._run_id, after_iteration=taken[0])
                 else:
                     await self._add([point for change in taken if isinstance(change, list) for point in change])
                 with self._lock:
                     del self._pending[: len(taken)]
-
-    def _first_pending(self) -> list[list[MetricPoint] | int]:
-        """Return the next changes to write together: one removal, or all points before the next one."""
-        with self._lock:
-            cut = next((index for index, change in enumerate(self._pending) if isinstance(change, int)), None)
-            return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
         """Write the points. Leave out those that the store refuses, such as a name with a line break.

@@ -109,18 +109,20 @@ def describe(value: Any, *, depth: int = 0) -> Any:
 
 
 def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    return {
-        str(name): _hidden(value) if _is_secret(str(name)) else describe(value, depth=depth + 1)
-        for name, value in list(options.items())[:_MAX_ITEMS]
-    }
+    described: dict[str, Any] = {}
+    for key, value in list(options.items())[:_MAX_ITEMS]:
+        name = str(key)
+        if not _is_secret(name):
+            described[name] = describe(value, depth=depth + 1)
+        elif value is None or isinstance(value, bool | int | float):
+            described[name] = value
+        else:
+            described[name] = HIDDEN if value else ""
+    return described
 
 
 def _is_secret(name: str) -> bool:
     return bool(_SECRET.search(name) or _SECRET_IN_CAMEL_CASE.search(name))
-
-
-def _hidden(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float) else HIDDEN if value else ""
 
 
 def _shortened(text: str) -> str:

@@ -64,7 +64,6 @@ def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
 
 
 def metrics_of(rows: Sequence[MetricsRow]) -> RunMetrics:
-    """Return the metrics of the run that has these rows."""
     rows = in_order(rows)
     if not rows:
         return RunMetrics()

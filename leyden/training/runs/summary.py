@@ -75,7 +75,6 @@ async def count_rollouts(store: LightningStore, run_id: str | None) -> tuple[dic
 
 
 async def _count(store: LightningStore, run_id: str, status: RolloutStatus) -> int:
-    """Return how many rollouts of a run have this status, without reading them."""
     counted = 0
     while True:  # `total` may be a lower bound; counting goes on from there until it is exact
         page = await store.query_rollouts(run_id=run_id, status_in=[status], limit=1, offset=counted)

@@ -60,7 +60,6 @@ class ConsoleWriter(LogWriter):
         self._means.clear()
 
     def write(self, row: Row) -> None:
-        """Print the row."""
         if isinstance(row, EpisodeRow):
             line = self._episode(row)
         elif isinstance(row, StepRow):

@@ -127,8 +127,9 @@ class LogWriter(NamedOptions):
         """Wrap the subclass's `log_episode`, so that it counts, and note whether it needs steps."""
         super().__init_subclass__(**options)
         if handle := cls.__dict__.get("log_episode"):
-            qlibs = _takes_three(handle)
-            cls._gathers = qlibs
+            parameters = list(inspect.signature(handle).parameters.values())[1:]
+            required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            qlibs = cls._gathers = len(required) == 3
             cls.log_episode = LogWriter._counting(LogWriter._from_stats(handle) if qlibs else handle)
         watched = ("on_env_step", "log_step")
         cls._overrides_steps = any(getattr(cls, name) is not getattr(LogWriter, name) for name in watched)
@@ -228,7 +229,6 @@ class LogWriter(NamedOptions):
         return running
 
     def _count(self, episode: EpisodeStats) -> None:
-        """Count an episode that has ended, and its steps."""
         self._ended_episode = self._find_ended(episode.env_id)
         self._handled = episode
         self.episode_count += 1
@@ -255,9 +255,3 @@ class LogWriter(NamedOptions):
             return self._running.popitem()[1]
         self._begun += 1
         return _RunningEpisode(self._begun)
-
-
-def _takes_three(method: Callable[..., None]) -> bool:
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
-    return len(required) == 3

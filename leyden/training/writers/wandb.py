@@ -53,7 +53,6 @@ class WandbWriter(LogWriter):
         return f"wandbwriter:{self.project}"
 
     def open(self) -> None:
-        """Begin a run, or continue the run of the loaded state."""
         resumed, self._resume = self._resume, None
         self.run_id = resumed or uuid.uuid4().hex[:8]
         # offline there is no server that could tell whether the run exists
