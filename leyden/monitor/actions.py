@@ -34,7 +34,6 @@ class PauseClaiming:
         """Workers that were paused already when the first alert came to hold them."""
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
-        """Pause the alert's workers."""
         for worker in await _workers_of(store, alert):
             holding = self._held.setdefault(worker.worker_id, set())
             if worker.paused and not holding:

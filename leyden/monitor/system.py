@@ -85,5 +85,4 @@ def _read_counters() -> _Counters:
 
 
 def host_name() -> str:
-    """Return this machine's name in heartbeats."""
     return socket.gethostname()

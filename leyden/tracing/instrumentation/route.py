@@ -80,7 +80,6 @@ class CallRoute:
         return {"baggage": self.baggage()} | ({"traceparent": step} if step else {})
 
     def baggage(self) -> str:
-        """Return the attempt's ids as W3C's `baggage`."""
         ids = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         return ",".join(f"{name}={quote(value, safe='')}" for name, value in ids.items())
 
