@@ -24,9 +24,7 @@ if TYPE_CHECKING:  # for programs that are checked where leyden-compat is instal
 
 
 class _Modules(MetaPathFinder, Loader):
-    """Finds `leyden.compat.x` and puts `leyden_compat.x` in its place, because a second copy would have classes of its
-    own.
-    """
+    """Finds `leyden.compat.x` as `leyden_compat.x`, because a second copy would have classes of its own."""
 
     def __init__(self, package: str) -> None:
         self._package = package

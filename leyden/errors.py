@@ -87,9 +87,7 @@ class MissingResource(LeydenError, LookupError):
 
 
 class StoreError(LeydenError, RuntimeError):
-    """The store could not carry out an operation (disk full, file in use, a newer file format, a database or server
-    that is away).
-    """
+    """The store could not carry out an operation: disk full, file in use, newer file format, server unavailable."""
 
 
 class StoreClosed(StoreError):
@@ -205,9 +203,7 @@ class RunnerDied(LeydenError, RuntimeError):
 
 
 class SimulatorError(LeydenError, RuntimeError):
-    """An episode of a simulator failed: its code raised or hung, or its worker died; the message names environment,
-    seed and step.
-    """
+    """A simulator raised or hung, or its worker died. The message names environment, seed and step."""
 
     def __init__(
         self, message: str, *, env_id: int | None = None, seed_index: int | None = None, step: int | None = None
@@ -245,9 +241,7 @@ class OrderDone(LeydenError, AssertionError):
 
 
 class Untranslatable(LeydenError, ValueError):
-    """A request or a response has content that the target API cannot express. It is refused as a whole, because nothing
-    is left out silently.
-    """
+    """A request or a response has content that the target API cannot express, and is refused as a whole."""
 
     def __init__(self, field: str, problem: str) -> None:
         """Name the field that cannot be translated.

@@ -209,9 +209,7 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] |
 
 
 def load_class(path: str) -> Any:
-    """Import `package.module.Name` or `package.module:Name`. Raise ConfigError, with the import's own error as its
-    cause.
-    """
+    """Import `package.module.Name` or `package.module:Name`. A ConfigError has the import's own error as its cause."""
     module_name, _, name = path.replace(":", ".").rpartition(".")
     if not module_name:
         raise ConfigError(f"{path!r} is no import path; write package.module.Class")
@@ -224,9 +222,7 @@ def load_class(path: str) -> Any:
 
 
 def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any:
-    """Return the class or factory with this registered name or import path. Raise ConfigError, with the nearest name,
-    for any other.
-    """
+    """Return the class or factory with this registered name or import path. A ConfigError has the nearest name."""
     if registry and name in registry:
         known = registry[name]
         return load_class(known) if isinstance(known, str) else known
@@ -273,9 +269,7 @@ class KeepsArguments:
 
 
 def arguments_of(made: object) -> dict[str, Any]:
-    """Return the constructor's arguments by name, defaults included; empty for an object that does not remember
-    them.
-    """
+    """Return the constructor's arguments by name, with defaults; empty for an object that does not remember them."""
     args, kwargs = getattr(made, "__dict__", {}).get("_arguments", ((), {}))
     try:
         bound = inspect.signature(type(made)).bind(*args, **kwargs)

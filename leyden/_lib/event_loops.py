@@ -113,9 +113,7 @@ class LoopThread:
 
 
 class LoopWork(Generic[T]):
-    """A coroutine on a new event loop in a new thread, both of which end with it. It sees the creator's context
-    variables.
-    """
+    """A coroutine on a new event loop in a new thread, which end with it. It sees the creator's context variables."""
 
     def __init__(self, work: Coroutine[Any, Any, T], *, name: str) -> None:
         self._loop = asyncio.new_event_loop()

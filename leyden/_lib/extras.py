@@ -69,9 +69,7 @@ def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportEr
 
 
 def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
-    """Import and return a module of an optional package. Raise MissingExtra, which names the extra to install, if the
-    import fails.
-    """
+    """Import a module of an optional package. Raise MissingExtra, which names the extra to install, if that fails."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -75,9 +75,7 @@ def is_on_terminal(stream: IO[str] | None) -> bool:
 
 
 def printable_on(stream: IO[str], text: str) -> str:
-    """Return the text as a stream can show it: `harmless` on a terminal, and with `?` in the place of characters that
-    its encoding lacks.
-    """
+    """Return the text as a stream can show it: `harmless` on a terminal, with `?` for what its encoding lacks."""
     if is_on_terminal(stream):
         text = harmless(text)
     encoding = getattr(stream, "encoding", None) or "utf-8"

@@ -29,9 +29,7 @@ def current_frames() -> dict[int, FrameType]:
 
 
 def is_users_file(filename: str) -> bool:
-    """Return whether a frame's file is neither Leyden's nor a library's, nor generated code such as the methods of a
-    dataclass.
-    """
+    """Return whether a frame's file is neither Leyden's nor a library's nor generated, as a dataclass's methods are."""
     if filename.startswith(_AGENTS):
         return True
     if filename.startswith("<"):

@@ -57,9 +57,7 @@ def unique_object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def json_line(content: Json) -> str:
-    """Return an object as a line of JSON. NaN and infinity become null, because JSON lacks them. Other objects become
-    their `str`.
-    """
+    """Return an object as a line of JSON: NaN and infinity become null, objects that JSON lacks their `str`."""
     return json.dumps(_finite(content), allow_nan=False, default=str) + "\n"
 
 

@@ -71,9 +71,7 @@ def _shortened(error: BaseException) -> BaseException:
 
 
 def _shorten(error: BaseException) -> None:
-    """Shorten the traceback of one error, in place. Drop the error that a LeydenError came from, unless that one has
-    frames of the user.
-    """
+    """Shorten one error's traceback, in place. Drop a LeydenError's cause that has no frames of the user."""
     is_ours = isinstance(error, LeydenError | KeyboardInterrupt)
     part = users_part(_inside(error.__traceback__), and_below=not is_ours)
     if part is not None or is_ours:

@@ -106,9 +106,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return None
 
     def trained_model(self) -> Any:
-        """Return the model that is trained, for the record of the run: a folder, a hub name or an object. None if no
-        model is trained.
-        """
+        """Return the model that is trained, for the run's record: a folder, hub name or object; None if none is."""
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -202,9 +200,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             yield proxy
 
     async def publish_resources(self, name: str, resources: NamedResources) -> str:
-        """Write resources to the store, under an id that is derived from the run and `name`. Return the id. Safe to
-        repeat.
-        """
+        """Write resources to the store under an id of the run and `name`, and return the id. Safe to repeat."""
         run_id = self.get_run().run_id
         resources_id = ids.derived_id("rs", run_id, name)
         await self.get_store().update_resources(resources_id, resources, author=run_id)
@@ -282,9 +278,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._agent_version, self._evaluator = version, None
 
     def get_agent_version(self) -> str | None:
-        """Return the version of the agent that runs the rollouts, with the models of the gateway if there is one; None
-        if unknown.
-        """
+        """Return the version of the agent that runs the rollouts, with the gateway's models if any; None if unknown."""
         if self._agent_version is None or self.models_version is None:
             return self._agent_version
         return with_models(self._agent_version, self.models_version)
@@ -371,9 +365,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """The name under which `collector` pins rollouts, so that the store keeps those that this run will still
-        read.
-        """
+        """The name under which `collector` pins rollouts, so that the store keeps those that this run will read."""
         return f"run {self.get_run().run_id}"
 
     def _not_set(self, what: str) -> ConfigError:

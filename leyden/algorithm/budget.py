@@ -171,9 +171,7 @@ class Budget:
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
 
     def restore(self, spent: dict[str, float]) -> None:
-        """Count at least the amounts that an earlier process had spent, even if the store has deleted some of its
-        rollouts.
-        """
+        """Count at least what an earlier process had spent, even if the store has deleted some of its rollouts."""
         self.used = max(self.used, int(spent["rollouts"]))
         self.used_tokens = max(self.used_tokens, int(spent.get("tokens", 0)))
         self._used_cost = max(self._used_cost, _whole(spent.get("cost", 0.0)))
@@ -281,9 +279,7 @@ class Budget:
         return None
 
     def exceeded(self, attempts: int) -> BudgetExceeded:
-        """Return the error for attempts that do not fit in the budget and for which no running attempt will make
-        room.
-        """
+        """Return the error for attempts that do not fit in the budget, nor will when the running ones have ended."""
         lacking = [
             f"{figure(left)} of Budget({name}={total:g}), with {each:g} reserved for each attempt"
             for name, left, total, each in (

@@ -550,9 +550,7 @@ class RolloutCollector:
             pass
 
     async def _settle_finished(self) -> None:
-        """Settle the reservations of rollouts that have finished meanwhile, and release those of rollouts that are not
-        in the store.
-        """
+        """Settle reservations of rollouts that have finished meanwhile, and release those that the store lacks."""
         async with self._exclusively():
             rollouts = [key for key in self.budget.reserved if key not in self._calls]
             stored = await self._store.query_rollouts(rollout_id_in=rollouts) if rollouts else ()
@@ -605,9 +603,7 @@ class RolloutCollector:
             await self._store.pin(self._pin, list({**self._unread, **self._kept}))
 
     def _exclusively(self) -> asyncio.Lock:
-        """Return the lock of the running loop. A sync algorithm may run one loop after another, and each needs its
-        own.
-        """
+        """Return the running loop's lock. A sync algorithm may run one loop after another, and each needs one."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._lock, self._freed = loop, asyncio.Lock(), asyncio.Event()
@@ -644,9 +640,7 @@ class _Window:
         return None if self._most is None else max(0, self._most - unfinished)
 
     async def widen(self, store: LightningStore) -> None:
-        """Double the window if the runners could take more rollouts: none is waiting in the store, and more than half
-        of the window is running.
-        """
+        """Double the window if none is waiting in the store and more than half of the window is running."""
         if not self._grows or self._most is None or self.exhausted:
             return
         count = (await store.statistics())["rollouts_by_status"].get

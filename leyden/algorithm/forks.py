@@ -107,9 +107,7 @@ def fork_returns(
 
 
 def _unrepeated(result: CollectedRollout, n_calls: int) -> str | None:
-    """Return one line about the recorded calls that a fork did not repeat before it ended, or None if it repeated all
-    of them.
-    """
+    """Return one line about recorded calls that a fork did not repeat before it ended; None if it repeated all."""
     calls = replayed_calls(result.spans)
     repeated = [call.call_index for call in calls if call.state == "replayed"]
     is_live = any(call.state == "live" for call in calls)

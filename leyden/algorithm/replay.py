@@ -33,9 +33,7 @@ class ReplayResult:
 
 
 def count_recorded_calls(spans: Sequence[Span]) -> int:
-    """Return how many model calls of an attempt a replay can answer at most: those up to the last call that was
-    answered.
-    """
+    """Return how many model calls of an attempt a replay can answer at most: those up to the last answered one."""
     answered = [call.call_index for call in replayed_calls(spans) if call.state != "failed"]
     return max(answered, default=-1) + 1
 

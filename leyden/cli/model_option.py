@@ -23,9 +23,7 @@ class ModelOption:
 
     @classmethod
     def of(cls, text: str) -> ModelOption:
-        """Return the model that one `--model` names. Raise ConfigError for another form, and for a folder that does not
-        exist.
-        """
+        """Return the model that one `--model` names. Raise ConfigError for another form or a missing folder."""
         from leyden.engine.source import why_not_loadable  # `leyden --help` does not load the engine
 
         name, equals, address = text.partition("=")

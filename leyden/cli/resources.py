@@ -199,9 +199,7 @@ def promote(
     from leyden.types import LabelMove
 
     async def move(opened: LightningStore) -> None:
-        """Move `label` to the version, and `previous` to the one that had `label`, unless another process moves one of
-        them first.
-        """
+        """Move `label` to the version, and `previous` to where it was, unless another process moves one first."""
         labels = await _labels(opened)
         now = labels.get(label)
         if now == (resources_id, version):

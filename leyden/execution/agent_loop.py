@@ -35,9 +35,7 @@ _RESIDENCE: ContextVar[Residence | None] = ContextVar("leyden_residence", defaul
 
 
 class Residence:
-    """One coroutine on the agents' loop, with every task that it or its agents start, so that none of them outlives
-    it.
-    """
+    """One coroutine on the agents' loop, with every task that it or its agents start, so that none outlives it."""
 
     def __init__(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Start the coroutine. Safe from any thread.
@@ -52,9 +50,7 @@ class Residence:
         self._loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
 
     async def wait(self) -> None:
-        """Return when the coroutine and the tasks it left behind have ended, or after `abandon`. Raise the coroutine's
-        error.
-        """
+        """Return when the coroutine and the tasks it left have ended, or after `abandon`. Raise its error."""
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def cancel(self) -> None:
@@ -62,9 +58,7 @@ class Residence:
         self._loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
 
     def abandon(self) -> None:
-        """Let `wait` return, because an agent blocks the loop. The agent is left running, and the next run gets another
-        loop.
-        """
+        """Let `wait` return, because an agent blocks the loop. The agent runs on; the next run gets another loop."""
         logger.warning(
             "an agent blocks the event loop of the runners and is left running; make it a sync agent, or call what "
             "blocks with asyncio.to_thread"

@@ -275,9 +275,7 @@ class _ParentLink:
                 return None
 
     def _check_loop(self) -> None:
-        """End this process if its event loop is blocked: report the agent, interrupt the other attempts, and kill the
-        process group.
-        """
+        """If an agent blocks the event loop, report it, interrupt the other attempts, and kill the process group."""
         self._blocked_checks = self._blocked_checks + 1 if overdue_seconds() > _CHECK_SECONDS else 0
         if self._blocked_checks == _BLOCKED_CHECKS:
             stack = traceback.extract_stack(current_frames()[threading.main_thread().ident or 0])

@@ -125,9 +125,7 @@ class ExecutionStrategy(NamedOptions, ABC):
         return None
 
     def elsewhere(self) -> Elsewhere | None:
-        """Return the gateway's address and secret if runners and algorithm are started apart from each other, else
-        None.
-        """
+        """Return the gateway's address and secret if runners and algorithm are started separately, else None."""
         return None
 
     @abstractmethod

@@ -104,9 +104,7 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
-        """Share the store, and yield a place that starts processes on this machine. On leaving, kill the processes that
-        agents left behind.
-        """
+        """Yield a place that starts processes on this machine. At the end, kill those that agents left behind."""
 
         def launch(worker_id: int, packed: bytes) -> RunnerProcess:
             return RunnerProcess(

@@ -166,9 +166,7 @@ class RunnerProcess:
             _end_group(self.pid)
 
     def _take(self, message: RunnerMessage) -> None:
-        """Handle one message of the process. A process that reports its end and does not end is killed after some
-        seconds.
-        """
+        """Handle one message of the process. A process that reports its end is killed if it runs on for seconds."""
         if isinstance(message, Alive):
             self._take_reply(message)
         elif isinstance(message, Culprit):
@@ -265,9 +263,7 @@ class WorkerSupervisor:
         self._work = asyncio.create_task(self._keep_all(n_runners))
 
     async def wait(self) -> None:
-        """Return when all processes have ended. Raise the error if a worker died in a way that another start would not
-        cure.
-        """
+        """Return when all processes have ended. Raise the error if a worker died and a restart would not cure that."""
         await asyncio.shield(self._work)
 
     def cancel(self) -> None:

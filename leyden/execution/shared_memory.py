@@ -113,16 +113,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
 
 def on_this_loop(store: LightningStore) -> LightningStore:
-    """Return a wrapper of the store that any thread may use. The store's coroutine methods run on the event loop that
-    is running now.
-    """
+    """Return a wrapper of the store for any thread. Its coroutine methods run on the event loop that runs now."""
     return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
 
 
 def on_the_loop_of(wrapped: object, store: LightningStore) -> LightningStore:
-    """Return a wrapper of `store` for the event loop that owns `wrapped`; `store` itself if `wrapped` is no wrapper of
-    `on_this_loop`.
-    """
+    """Return a wrapper of `store` for the event loop that owns `wrapped`; `store` itself if no loop owns it."""
     return cast(LightningStore, _OnOneLoop(store, wrapped.loop)) if isinstance(wrapped, _OnOneLoop) else store
 
 

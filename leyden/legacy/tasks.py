@@ -174,9 +174,7 @@ class TaskQueue:
                 )
 
     async def take(self, rollout_id: str) -> RolloutLegacy | None:
-        """Return the report on a finished task, once. Return None if the task is unknown or not finished, or if the
-        report was returned before.
-        """
+        """Return the report on a finished task, once; None if it is unknown, unfinished or was returned before."""
         try:
             rollout = await self.store.get_rollout_by_id(rollout_id)
         except UnknownRollout:
@@ -192,9 +190,7 @@ class TaskQueue:
         return await self._take(finished)
 
     async def _take(self, finished: Sequence[Rollout]) -> list[RolloutLegacy]:
-        """Return the reports on finished rollouts that were not returned before. If one cannot be read, none counts as
-        returned.
-        """
+        """Return reports on finished rollouts, each once. If one cannot be read, none counts as returned."""
         rollouts = [rollout for rollout in finished if rollout.rollout_id not in self._read]
         taken = {rollout.rollout_id for rollout in rollouts}
         self._read |= taken  # at once, so that no other caller returns them meanwhile

@@ -169,9 +169,7 @@ class RolloutBuffer:
             self.mask[begin : row + 1, env] = False
 
     def final_observations(self) -> FinalObservations | None:
-        """Return the last observations of the episodes that were truncated but not terminated; None if there are
-        none.
-        """
+        """Return the last observations of the episodes that were truncated but not terminated; None without any."""
         if not self._final:
             return None
         rows, envs, obs = zip(*self._final, strict=True)

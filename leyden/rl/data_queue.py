@@ -279,9 +279,7 @@ class _LocalQueue:
     # ---- life
 
     def activate(self) -> _QueueAddress:
-        """Start producers and server, and return the address for other processes. Raise ConfigError if the queue is
-        active already.
-        """
+        """Start producers and server; return the address for other processes. Raise ConfigError if active already."""
         if self._active:
             raise ConfigError("this DataQueue is active already; leave its `with`, or call cleanup(), before another")
         if self._n_producers:

@@ -161,15 +161,11 @@ class SeedPlan(Generic[T]):
             ) from error
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Hand back the seed of a lost episode. It is taken again before any other. Raise ConfigError for a seed that
-        is not in use.
-        """
+        """Hand back a lost episode's seed, to be taken next. Raise ConfigError for a seed that is not in use."""
         heapq.heappush(self._returned, (seed.number, self._land(seed)))
 
     def finish(self, seed: Seed[T]) -> None:
-        """Mark the episode of a seed as finished. Raise ConfigError for a seed that is not in use, because it would
-        count twice.
-        """
+        """Mark a seed's episode as finished. Raise ConfigError for a seed not in use, because it would count twice."""
         self._land(seed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,9 +182,7 @@ class SeedPlan(Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position that `state_dict` returned. Raise CheckpointError if that plan had another number of
-        items, or another order.
-        """
+        """Continue from a `state_dict`. Raise CheckpointError if that plan had another number of items or order."""
         for name, mine in (("items", self._size), ("shuffle", self._shuffle), ("seed", self._seed)):
             if state.get(name) != mine:
                 raise CheckpointError(

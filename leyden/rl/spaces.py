@@ -116,9 +116,7 @@ class Layout:
         return batch.__getitem__
 
     def conform(self, batch: Any, n: int) -> Batch:
-        """Return n samples that a caller gives as a batch of the space. Raise ConfigError for another number,
-        structure, shape or dtype.
-        """
+        """Return a caller's n samples as a batch. Raise ConfigError for another number, structure, shape or dtype."""
         if len(batch) != n:
             raise ConfigError(f"a batch for {n} environments of {self.space} must have {n} samples, not {len(batch)}")
         array = np.empty(n, dtype=object)
@@ -254,9 +252,7 @@ class _CompoundLayout(Layout):
             self.check = self._check_parts()
 
     def _check_parts(self) -> Check:
-        """Return a check whose error names the key or index of the wrong part. Lists and arrays count as tuples, as in
-        Gymnasium.
-        """
+        """Return a check whose error names the wrong part's key or index. Lists and arrays count as tuples."""
         space, named, size = self.space, self._named, len(self._parts)
         parts = [(key, part.check) for key, part in self._parts.items()]
 

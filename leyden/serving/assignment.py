@@ -167,9 +167,7 @@ class Assignment:
 
 
 class Users:
-    """Tells requests of users from requests without one, and warns of ids that are no user's. All methods may be called
-    from any thread.
-    """
+    """Tells requests of users from others, and warns of ids that are no user's. Safe in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

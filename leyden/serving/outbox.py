@@ -265,9 +265,7 @@ class Outbox:
             raise StoreError(f"{self._store.url} fails on feedback about rollout {record.rollout_id!r}")
 
     async def _retry(self, record: OutboxRecord) -> bool:
-        """Write a dead letter, and return whether it remains one. Raise the store's error if it is unavailable or
-        full.
-        """
+        """Write a dead letter. Return whether it remains one. Raise the store's error if it is unavailable or full."""
         written = await self._write([record])
         return bool(written.failed or written.refused or self._wait_for_rollouts(written.unknown))
 

@@ -64,9 +64,7 @@ class ReleasedVersions:
 
     @property
     def are_old(self) -> bool:
-        """Whether the last request to the store failed, or the store has not answered for long, as when this process
-        was stopped.
-        """
+        """Whether the last request to the store failed, or its last answer is long ago, as after a suspension."""
         return self.store_error is not None or time.monotonic() - self._heard > 2 * _NEWS_SECONDS
 
     async def begin(self, within_seconds: float) -> None:

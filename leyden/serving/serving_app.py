@@ -118,9 +118,7 @@ class ServingApp:
         self._requests = RequestMetrics(connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Every error becomes a response with its HTTP status; an unforeseen one is logged and
-        becomes a 500.
-        """
+        """Serve one request. An error becomes a response with its status; an unforeseen one is logged, status 500."""
         with pages.counting(scope, send, self._requests.add) as counted:
             await self._serve(scope, receive, counted)
 

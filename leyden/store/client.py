@@ -122,9 +122,7 @@ class LightningStoreClient(WaitingStore):
         return reconnect, (self.url, self._token, self._options)
 
     async def close(self) -> None:
-        """Finish undoing claims that were cancelled on this loop, then close the connections. Later calls raise
-        StoreClosed. Safe to repeat.
-        """
+        """Finish undoing this loop's cancelled claims, and close. Safe to repeat. Later calls raise StoreClosed."""
         here = asyncio.get_running_loop()
         if undoing := {task for task in self._undoing.copy() if task.get_loop() is here}:
             await asyncio.wait(undoing)

@@ -76,9 +76,7 @@ class _MemoryDriver:
 
 
 class InMemoryLightningStore(SqlLightningStore):
-    """A store in this process's memory, lost with the process. Every method is safe from any thread and any event
-    loop.
-    """
+    """A store in this process's memory, lost with the process. Safe from any thread and any event loop."""
 
     def __init__(self) -> None:
         signals = Signals()

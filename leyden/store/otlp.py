@@ -102,9 +102,7 @@ class SpanSink(Protocol):
     """The destination of received spans: a store, or an object that forwards them to one."""
 
     async def add_many_spans(self, spans: Sequence[Span]) -> object:
-        """Take all spans or none. Raise UnknownRollout, UnknownAttempt or ConfigError for spans that it will never
-        take.
-        """
+        """Take all spans or none. Raise UnknownRollout, UnknownAttempt or ConfigError for spans that never fit."""
         ...
 
 
@@ -355,9 +353,7 @@ def _with_numbers(span: dict[str, Any]) -> dict[str, Any]:
 
 
 def _objects(parent: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects in the lists under these names of one field; empty if it is missing. Raise ValueError for
-    another value.
-    """
+    """Return the objects in the lists under one field's names, or []. Raise ValueError for another value."""
     objects: list[dict[str, Any]] = []
     for name in names:
         found: Any = parent.get(name)
@@ -395,9 +391,7 @@ def _check_objects(name: str, entries: Any, kind: Any) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object with its ids in base64, as protobuf's own JSON has them. OTLP writes them in hexadecimal
-    digits.
-    """
+    """Return a JSON object with its ids in base64, as protobuf's JSON has them; OTLP's are hexadecimal."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError(f"an object has a key twice: {storable(str([key for key, _ in pairs]), limit=200)}")

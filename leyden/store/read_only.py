@@ -40,9 +40,7 @@ reports."""
 
 
 class ReadOnlyDriver:
-    """Reads the store in the file at `path`; every write raises StoreError. Raise StoreError if there is no store to
-    read.
-    """
+    """Reads the store in the file at `path`. Raise StoreError for every write, and if there is no store to read."""
 
     def __init__(self, path: Path, signals: Signals) -> None:
         self.url = f"sqlite://{path}"

@@ -31,9 +31,7 @@ class Durations:
 
 
 class RequestMetrics:
-    """The number of requests by method and status, and the durations of the requests that did not wait for an event, by
-    method.
-    """
+    """Counts of requests by method and status, and durations by method of requests that did not wait for an event."""
 
     def __init__(self, connections: Callable[[], int] = lambda: 0) -> None:
         """Begin with no requests.

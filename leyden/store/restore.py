@@ -104,9 +104,7 @@ async def import_parquet(store: LightningStore, directory: str | Path) -> Import
 
 
 def _items(path: Path, model: type[BaseModel], keys: tuple[str, ...], check: Callable[[Any], object]) -> list[Any]:
-    """Return the rows of one file as objects of `model`. Raise ConfigError, which names the row and the column, for a
-    row that no store takes.
-    """
+    """Return one file's rows as objects of `model`. A ConfigError names the row and column that no store takes."""
     columns = columns_of(model)
     items: list[Any] = []
     seen: set[tuple[Any, ...]] = set()

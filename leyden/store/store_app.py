@@ -388,9 +388,7 @@ def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def _check_content_type(headers: RequestHeaders) -> None:
-    """Raise Refusal (415) for anything but JSON: a page of another site can send other types without a preflight
-    request.
-    """
+    """Raise Refusal (415) for anything but JSON: other sites' pages can send other types without a preflight."""
     if content_type(headers) != b"application/json":
         given = headers.get(b"content-type", b"").decode("latin-1")
         raise Refusal(415, "wrong_content_type", f"content-type must be application/json, got {given!r}")

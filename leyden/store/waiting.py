@@ -44,9 +44,7 @@ class WaitingStore(LightningStore):
         """Return up to `limit` spans after a cursor, and the next cursor, without waiting."""
 
     async def _expect_signals(self) -> None:
-        """Make sure that signals arrive, because a caller is about to wait. A store behind a server starts to read
-        news; others need nothing.
-        """
+        """Make sure that signals arrive. A store behind a server starts to read news; others need nothing."""
 
     async def dequeue_many_rollouts(
         self,

@@ -202,9 +202,7 @@ def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
 
 @contextmanager
 def _outside_traces() -> Generator[None]:
-    """Leave the current trace during the block. A pool's worker that starts within the block would otherwise belong to
-    the trace for good.
-    """
+    """Leave the current trace during the block, in which a pool may start workers that would keep it for good."""
     token = CURRENT.set(None)
     try:
         yield

@@ -58,9 +58,7 @@ class SpanDestination(Protocol):
         ...
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Store all spans or none, each once however often it is sent. Return them with the sequence ids that the store
-        assigned.
-        """
+        """Store all spans or none, each once however often it is sent. Return them with the store's sequence ids."""
         ...
 
 
@@ -83,9 +81,7 @@ class SpanOutbox:
         self.closed = False
 
     def put(self, span: Span) -> None:
-        """Queue the span for delivery, and return at once. After `close` it is a late span, which the background thread
-        delivers.
-        """
+        """Queue the span for delivery. After `close` it is a late span, which the background thread delivers."""
         if self._delivery.put(self, span):
             return
         logger.debug("span %r of %s ended after its trace was closed; it is delivered late", span.name, self.name)

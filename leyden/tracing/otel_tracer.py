@@ -115,9 +115,7 @@ def _span_id(span: ReadableSpan) -> int:
 
 
 class UnseededIds(IdGenerator):
-    """Makes ids that an agent's `random.seed(...)` cannot repeat. Spans without a parent get the trace id of their
-    trace.
-    """
+    """Makes ids that an agent's `random.seed(...)` cannot repeat. A root span gets the trace id of its trace."""
 
     def generate_span_id(self) -> int:
         return secrets.randbits(64) or 1

@@ -195,9 +195,7 @@ class Trace:
             self.add(self._span(step.name, step.attributes, step.status, start, time.time(), span_id, parent))
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which a child process, in any language, records in this trace and calls
-        the attempt's gateway.
-        """
+        """Return the variables with which a child process records in this trace and calls the gateway."""
         attempt = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
         listed = [
@@ -240,9 +238,7 @@ class Trace:
             return self._address.url
 
     def packed(self) -> CarriedTrace:
-        """Return the trace in a form that can be pickled, for another process. Raise NoActiveTrace for a trace that no
-        `TraceContext` opened.
-        """
+        """Return the trace as a picklable object. Raise NoActiveTrace unless a `TraceContext` opened it."""
         if self._pack is None:
             raise NoActiveTrace(f"the trace {self.name!r} cannot be carried; open it with trace_context")
         return self._pack(self)

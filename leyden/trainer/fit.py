@@ -262,9 +262,7 @@ class Fit:
     async def _run_once(
         self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle, restarts: Restarts
     ) -> Exception | None:
-        """Run algorithm and runners once. Return the error after which to restart them; None if the algorithm is
-        done.
-        """
+        """Run algorithm and runners once. Return the error after which to restart them; None if it is done."""
         ready, failures = Latch(), list[Exception]()
 
         async def algorithm_bundle(store: LightningStore, event: Latch) -> None:

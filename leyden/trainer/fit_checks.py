@@ -44,9 +44,7 @@ def exclusively(*parts: Any) -> Generator[None]:
 
 
 def require_used(runner: Runner[Any], **options: Any) -> None:
-    """Raise ConfigError for an option of the trainer that its runner has with another value, because it would have no
-    effect.
-    """
+    """Raise ConfigError for an option of the trainer that has no effect, because its runner has another value."""
     for name, value in options.items():
         if value is not None and getattr(runner, name, value) != value:
             raise ConfigError(
@@ -120,9 +118,7 @@ class _JsonTasks(Sequence[Any]):
 
 
 def _as_list(given: Any) -> str | None:
-    """Return how to make a list of an object that only looks like a data set: the end of a message about it. None for a
-    data set.
-    """
+    """Return how to make a list of an object that only looks like a data set, for a message; None for a data set."""
     if isinstance(given, str):
         return f", for example the lines of the file: [json.loads(line) for line in open({given!r:.200})]"
     if isinstance(given, bytes | bytearray | memoryview):
@@ -201,9 +197,7 @@ def checked_resources(resources: Any) -> NamedResources | None:
 
 
 def check_not_imported() -> None:
-    """Raise ConfigError if a command of `leyden` is importing the file that calls `fit`, because an import must not
-    start a run.
-    """
+    """Raise ConfigError if a command is importing the file that calls `fit`: an import must not start a run."""
     if (command := imported_by.get()) is not None:
         raise ConfigError(
             f"the file starts a run when {command} imports it; put the lines that start it under "

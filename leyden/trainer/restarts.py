@@ -60,9 +60,7 @@ class Restarts:
         self._used = 0
 
     def allow(self, error: Exception) -> bool:
-        """Return whether to restart the algorithm after this error. Never do so after a ConfigError, which would
-        recur.
-        """
+        """Return whether to restart the algorithm after this error; never after a ConfigError, which would recur."""
         return self._used < self._most and not isinstance(error, ConfigError)
 
     async def pause(self, error: Exception) -> None:

@@ -41,9 +41,7 @@ class RunStore:
         )
 
     def current(self) -> LightningStore | None:
-        """Return the store of the run under way, else that of the last run, else the trainer's own, or None. A file is
-        opened read-only.
-        """
+        """Return the store of the run under way, else the last run's (a file read-only), the trainer's own, or None."""
         if self._current is None and self._last_file is not None:
             self._current = open_store(self._last_file, read_only=True)
         if self._current is not None:

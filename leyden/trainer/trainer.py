@@ -278,9 +278,7 @@ class Trainer(TrainerLegacy):
         return self._debug(given) if self._dev else self._fit(given, resume=False)
 
     def _fit(self, given: FitInput, *, resume: bool) -> RunSummary:
-        """Run a fit and block until it has ended. A KeyboardInterrupt becomes a RunInterrupted that says how to
-        continue.
-        """
+        """Block until a fit has ended. A KeyboardInterrupt becomes a RunInterrupted that says how to continue."""
         with self._exclusively(given.algorithm):
             fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
             try:

@@ -146,9 +146,7 @@ class Callback(NamedOptions):
 
 
 class MonitoringCallback(Callback, ABC):
-    """Base class of callbacks that compare a metric with earlier values. A subclass overrides `compare`, and calls
-    `set_monitor`.
-    """
+    """A base of callbacks that compare a metric with earlier values: override `compare`, call `set_monitor`."""
 
     monitor: str | None = None
     mode: Literal["max", "min"] = "max"

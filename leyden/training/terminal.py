@@ -89,9 +89,7 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Show this thread's unfinished line, such as the prompt of `input()`, unless it is a progress bar that will be
-        redrawn.
-        """
+        """Show this thread's unfinished line, such as `input()`'s prompt, unless it is a progress bar to be redrawn."""
         if self.is_over:
             if not self.stream.closed:  # since Python 3.13 an error in a stream's finaliser is printed
                 self.stream.flush()

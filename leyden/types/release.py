@@ -29,9 +29,7 @@ class LabelMove(BaseModel):
 
 
 class AuditRecord(BaseModel):
-    """One change of a label, of a version's freeze or of a release's state. It is written in the transaction of the
-    change.
-    """
+    """One change of a label, of a version's freeze or of a release's state, written in the same transaction."""
 
     sequence_id: int
     """The order of the changes."""

@@ -24,9 +24,7 @@ _SHOWN_CHARACTERS = 60
 
 
 class Resource(NamedFields):
-    """The base of every kind of resource. Each kind has its own `resource_type`, which says how a stored resource is
-    read.
-    """
+    """The base of every kind of resource. Its `resource_type` says how a stored resource is read."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
@@ -87,9 +85,7 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the gateway. Its base URL carries the attempt's ids, so that calls are recorded in the right
-    attempt.
-    """
+    """A model behind the gateway. Its base URL carries the attempt's ids, so that calls are recorded there."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- the tag of the union
 
@@ -231,9 +227,7 @@ class ResourcesUpdate(BaseModel):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the content that an agent can see, as 64 hexadecimal digits. Equal content has equal digests
-        in any process.
-        """
+        """The SHA-256 of the content that an agent sees, 64 hexadecimal digits, equal for equal content anywhere."""
         return digest_of(self.resources)
 
 

@@ -197,9 +197,7 @@ else:
 
 
 class _Limited(_UvicornProtocol):
-    """A mixin for uvicorn's protocols. It says which action of the client the server awaits, so that `_SlowClients` can
-    time it.
-    """
+    """A mixin of uvicorn's protocols: tells `_SlowClients` which action of the client the server awaits."""
 
     slow_clients: _SlowClients
     _body_bytes = 0
@@ -480,9 +478,7 @@ class _JoiningTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold the data until the next write, and send both. If no write follows in this turn of the event loop, send
-        the data alone.
-        """
+        """Hold the data and send it with the next write; without one in this turn of the event loop, alone."""
         self._held.append(data)
         if len(self._held) == 1:
             self._call_soon(self._send)

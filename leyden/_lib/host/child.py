@@ -233,9 +233,7 @@ class Child:
             self.connection.send(message)
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the child's next message. Raise TimeoutError if none arrives in time, EOFError if the child has closed
-        its end.
-        """
+        """Return the child's next message. Raise TimeoutError if none arrives, EOFError if the child closed its end."""
         if timeout_seconds is not None and not self.connection.poll(timeout_seconds):
             raise TimeoutError
         return self.connection.recv()
@@ -348,9 +346,7 @@ class Parent:
             self.connection.send(message)
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return the parent's next message. Raise TimeoutError if none arrives in time, EOFError if the parent has hung
-        up or gone.
-        """
+        """Return the parent's next message. Raise TimeoutError if none arrives, EOFError if the parent has gone."""
         try:
             with _descriptor_of(self.pid) as parent:
                 messages = self.connection.fileno()

@@ -214,9 +214,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._costs.check(self.collector.budget.rollouts)
 
     async def step(self, iteration: int) -> Metrics:
-        """Do one round: rewrite the beam, run the candidates that look best, and compare the leading one with the best
-        one so far.
-        """
+        """Do one round: rewrite the beam, run the most promising candidates, compare the leading one with the best."""
         search, self._reflector.counts = self._search, ReflectionCounts()
         n_runs = self._affordable_runs(iteration)
         self._round = Round(planned=n_runs * self._costs.gradient + self._costs.first + 2 * self._costs.sample)
@@ -250,9 +248,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         (path / _STATE).write_text(json.dumps(state))
 
     async def load(self, path: Path) -> None:
-        """Restore the state of the search, and what the budget had spent, from a checkpoint. Raise CheckpointError for
-        one of an older version.
-        """
+        """Restore the search and the spent budget from a checkpoint. Raise CheckpointError for an older version's."""
         state = json.loads((path / _STATE).read_text())
         if "read" not in state.get("search", {}):
             raise CheckpointError(f"{path} was written by an older Leyden; start a new run, whose scores are reused")
@@ -286,9 +282,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], mode: RolloutMode = "val", *, keep_until: int | None = None
     ) -> Scores:
-        """Return the scores of a candidate on tasks. Rollouts that are unfinished after `rollout_batch_timeout` count
-        as failed.
-        """
+        """Return a candidate's scores on tasks. Rollouts unfinished after `rollout_batch_timeout` count as failed."""
         found: list[Score] = []
         async for score in self.evaluator.scores(
             await self.publish(prompt),
@@ -366,9 +360,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return sum(search.add(child, parent) for child, parent in pairs if child is not None)
 
     async def _run_drawn(self, iteration: int, n_runs: int) -> list[int]:
-        """Run the candidates that look best, at most `n_runs` in all stages, and make the best of them the next beam.
-        Return the numbers of all.
-        """
+        """Run at most `n_runs` promising candidates, and make the best the next beam. Return the ones that ran."""
         search, ran = self._search, dict[int, None]()
         for stage, start in enumerate(range(0, n_runs, self.candidates_per_stage)):
             drawn = await self._draw(iteration, stage, min(self.candidates_per_stage, n_runs - start))
@@ -463,9 +455,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return True
 
     async def _choose(self, iteration: int, drawn: Sequence[int]) -> None:
-        """Compare the candidate that looks best with the best one so far on validation tasks. Accept it if it is still
-        ahead.
-        """
+        """Compare the most promising candidate with the best so far on validation tasks. Accept it if it is ahead."""
         search, before = self._search, self._search.best
         leader = search.ranked(search.measured)[0]
         if leader != before:

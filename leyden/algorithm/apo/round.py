@@ -31,9 +31,7 @@ class Round:
     """The new best prompts against those before; None if the best ones have not changed."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts, the means of the agent's own numbers, and the improvement if there are new best
-        prompts.
-        """
+        """Return the counts, the means of the agent's own numbers, and the improvement if the best prompts are new."""
         improvement = {} if self.comparison is None else {"improvement": self.comparison.difference.mean}
         return {**improvement, "rollouts": self.scores, "failed": self.failed, **means_of(self.own)}
 

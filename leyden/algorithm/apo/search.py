@@ -108,9 +108,7 @@ class Search:
         return self.effects().expected_rewards()
 
     def bounded_values(self) -> list[float]:
-        """Return the values of the candidates within the range of all rewards so far, which the linear model does not
-        know.
-        """
+        """Return the candidates' values, cut to the range of all rewards so far, which the linear model ignores."""
         seen = [reward for index in self.measured for reward in self.rewards(index).values()]
         return [min(max(value, min(seen)), max(seen)) for value in self.values()]
 
@@ -136,9 +134,7 @@ class Search:
         return sorted(shuffled, key=lambda task: (rewards[task] >= top, read.get(task, 0), rewards[task]))[:count]
 
     def successes(self) -> dict[str, tuple[int, int]]:
-        """Return for each prompt, by its name, how many of its edits ran, and how many of those are expected to raise
-        the reward.
-        """
+        """Return for each prompt how many of its edits ran, and how many of those are expected to raise the reward."""
         counts: dict[str, tuple[int, int]] = {}
         if self.measured:
             effects = self.effects().expected.edits

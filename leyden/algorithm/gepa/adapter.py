@@ -251,9 +251,7 @@ def _policy() -> Any:
 
 
 class _Selection:
-    """The selection strategy of `gepa`: lets the proposals that did better on training tasks run the validation
-    race.
-    """
+    """`gepa`'s selection strategy: proposals that did better on training tasks run the validation race."""
 
     def __init__(self, evolution: Evolution, bridge: Bridge, policy: Any) -> None:
         self._evolution, self._bridge, self._policy = evolution, bridge, policy

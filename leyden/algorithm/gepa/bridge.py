@@ -15,9 +15,7 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """Raised in the thread to end it. It is no Exception, because the package `gepa` catches Exceptions and
-    continues.
-    """
+    """Raised in the thread to end it. It is no Exception, because `gepa` catches Exceptions and continues."""
 
 
 class Bridge:

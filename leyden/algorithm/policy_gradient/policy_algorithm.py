@@ -207,9 +207,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return arguments_of(self.backend).get("model", self.backend.model_name)
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, route the gateway to it, and publish it as a resource. Raise ConfigError without a
-        gateway.
-        """
+        """Start the policy, and publish it as a resource behind the gateway. Raise ConfigError without a gateway."""
         if (self.val_every_n_iters or self.validate_first) and (val_dataset is None or not len(val_dataset)):
             asked = (
                 "validate_first is True" if self.validate_first else f"val_every_n_steps is {self.val_every_n_iters}"
@@ -485,9 +483,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await proxy.resume()
 
     def _note_version(self, proxy: LLMProxy) -> None:
-        """Tell the gateway the version of the weights, to record it with each call, unless the sampler's endpoint
-        reports versions itself.
-        """
+        """Tell the gateway the version of the weights, for its records, unless the sampler's endpoint reports it."""
         if not self.backend.capabilities.reports_versions:
             proxy.set_policy_version(self.backend.model_name, self.backend.policy_version)
 

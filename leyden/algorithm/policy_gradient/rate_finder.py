@@ -76,9 +76,7 @@ class RateFinder(PolicyGradient):
 
     @property
     def recommended(self) -> float | None:
-        """The smallest rate whose reward is as good as the best one up to noise; None if no rate has raised the reward
-        by more than noise.
-        """
+        """The smallest rate as good as the best up to noise; None if none has raised the reward by more than noise."""
         start = self.trials[0].rewards[0] if self.trials and self.trials[0].rewards else math.inf
         done = [(each.last, each.rate) for each in self.trials if each.last is not None and not each.fall]
         best = max((last for last, _ in done), key=lambda last: last.mean, default=None)

@@ -194,9 +194,7 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     async def _read(self, rollout_ids: Iterable[str], store: LightningStore) -> dict[str, StepRollout]:
-        """Return those of the rollouts that can be trained on, by id. A warning is logged the first time that one
-        cannot.
-        """
+        """Return the rollouts that can be trained on, by id. Warn the first time that one cannot."""
         counts, reader = RolloutCounts(), replace(self._reader(), temperature=None)
         spans_of = await store.query_spans_of(sorted(set(rollout_ids)))
         read = {rollout_id: reader.trajectories(spans, counts) for rollout_id, spans in spans_of.items()}
@@ -211,9 +209,7 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     def _nothing_learned(self, iteration: int) -> Metrics:
-        """Return the metrics of a step without an update. Raise NoTrainingData if all items were tried and there was no
-        update yet.
-        """
+        """Return the metrics of a step without an update. Raise NoTrainingData if no item has given an update yet."""
         if not self.backend.policy_version and iteration + 1 >= len(self._items) / self.items_per_step:
             raise NoTrainingData(
                 "none of the recorded rollouts can be trained on (the log has the reason); they must have been sampled "

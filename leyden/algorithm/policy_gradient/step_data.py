@@ -105,9 +105,7 @@ class StepData:
 
 
 def epoch_place(n_items: int, number: int, seed: int) -> int:
-    """Return the index of the item that is number `number` in a sequence of epochs, each of which is a shuffled pass
-    over all items.
-    """
+    """Return the index of item `number` in a sequence of epochs, each of which is a shuffled pass over all items."""
     epoch, place = divmod(number, n_items)
     return _epoch_order(n_items, epoch, seed)[place]
 
@@ -128,9 +126,7 @@ def is_small(group: Group, advantages: Advantages) -> bool:
 
 
 def is_flat(group: Group, advantages: Advantages) -> bool:
-    """Return whether all rewards of a group are equal for an estimator that compares them, so that all advantages would
-    be 0.
-    """
+    """Return whether the estimator compares a group's rewards and all are equal, so that all advantages would be 0."""
     rewards = [rollout.reward for rollout in group.rollouts]
     if advantages.uses_baseline:
         return all(reward == group.baseline for reward in rewards)
@@ -231,9 +227,7 @@ def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> Ro
 
 
 def _call_rewards(rollout: RolloutData) -> list[float]:
-    """Return the reward that followed each call, shape (C,). If no reward is matched to a call, the last call has the
-    rollout's final reward.
-    """
+    """Return the reward after each call, shape (C,); after the last one the final reward, if no call is rewarded."""
     calls = sorted(
         (number, reward or 0.0, reward is not None)
         for trajectory in rollout.trajectories

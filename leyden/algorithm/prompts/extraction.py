@@ -279,9 +279,7 @@ def _prompt_of(group: _Group, pieces: Mapping[str, Sequence[str]]) -> ExtractedP
 
 
 def _texts_in(template: Sequence[Token], sent: _Sent) -> Iterator[str]:
-    """Yield the text that a message has in the place of each token of its template. A gap ends where the text after it
-    is first found.
-    """
+    """Yield the text that a message has for each token of its template. A gap ends at the first following text."""
     written = [token if isinstance(token, str) else sent.values.get(token, "") for token in template]
     gaps = [index for index, token in enumerate(template) if token is _GAP]
     text, at = sent.message.text, 0

@@ -319,9 +319,7 @@ def _checked_range(value: object) -> tuple[float, float]:
 
 
 async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at the same time, and return their results in order. If one fails, cancel the others and raise its
-    error.
-    """
+    """Run coroutines at once; return their results in order. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

@@ -168,9 +168,7 @@ def _read(config: Config | None) -> Mapping[str, Any]:
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a nested mapping with their values. A plus sign before any part of a key is moved to its
-    front.
-    """
+    """Yield the dotted keys of a nested mapping with their values. A plus sign before any part of a key comes first."""
     for name, value in config.items():
         part, is_new = str(name).removeprefix("+"), str(name).startswith("+") or prefix.startswith("+")
         key = ".".join(filter(None, (prefix.removeprefix("+"), part)))
@@ -182,9 +180,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _parsed(override: str) -> tuple[str, Any]:
-    """Return the key, with "+" for a new one, and the value of a Hydra override. Raise ConfigError for one that deletes
-    or sweeps.
-    """
+    """Return key ("+" first if it is new) and value of a Hydra override. Raise ConfigError for a deletion or sweep."""
     parser = _import("hydra.core.override_parser.overrides_parser").OverridesParser.create()
     try:
         parsed = parser.parse_override(override)

@@ -32,9 +32,7 @@ Report = Callable[[Metrics, str, int], None]
 
 
 class DaemonLoopManager:
-    """An agent loop manager for verl: runs prompts with a daemon, and waits for their rollouts. An error of the daemon
-    ends the trainer's step.
-    """
+    """verl's agent loop manager: runs prompts with a daemon and waits. The daemon's error ends the trainer's step."""
 
     def __init__(self, daemon: AgentModeDaemon, config: Any) -> None:
         self._daemon, self._config = daemon, config
@@ -172,9 +170,7 @@ class AgentLightningTrainer(PPOTrainerSync):
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Compute verl's advantages; with `leyden.rollout_loss`, scale each row so that rollouts count equally, however
-        many rows they have.
-        """
+        """Compute verl's advantages. `leyden.rollout_loss` scales each row so that rollouts count equally."""
         batch = super()._compute_advantage(batch, metrics)
         if not self.config.leyden.rollout_loss:
             return batch

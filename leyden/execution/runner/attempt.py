@@ -291,9 +291,7 @@ def _record_error(error: Exception) -> None:
 
 
 def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
-    """Return how an attempt ended whose record is incomplete because of `error`. A failure of the agent stays the
-    reason.
-    """
+    """Return how an attempt ended whose record `error` left incomplete. A failure of the agent stays the reason."""
     reason = f"the record of the attempt is incomplete: {describe_error(error) or type(error).__name__}"
     if outcome is None or outcome.status == "succeeded":
         return Outcome("failed", "recording", reason, error)

@@ -130,9 +130,7 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 
 def _end_if_forked(pid: int, error: BaseException | None) -> None:
-    """End this process if an agent of process `pid` forked it, with the exit code of a program that ends by this
-    error.
-    """
+    """End this process if an agent of process `pid` forked it, with the exit code of an uncaught `error`."""
     # GeneratorExit: not the agent's end, but a coroutine of the parent that the child collects.
     if os.getpid() == pid or isinstance(error, GeneratorExit):
         return
@@ -273,9 +271,7 @@ class CallingThread:
         return await future
 
     def serve(self) -> None:
-        """Run the requested calls in this thread until `end` is called. Raise KeyboardInterrupt, also if it was raised
-        inside an agent.
-        """
+        """Run the requested calls in this thread until `end`. Raise KeyboardInterrupt, also one of an agent."""
         while (call := self._calls.get()) is not None:
             call()
 

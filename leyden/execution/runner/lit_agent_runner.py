@@ -274,9 +274,7 @@ class _Pause:
 
 
 class _RunningSet:
-    """The attempts in flight, the counts of those that ended, and the first error that kept an attempt from being
-    reported.
-    """
+    """The attempts in flight, the counts of the ended ones, and the first error that kept one from being reported."""
 
     def __init__(self, watchdog: LagWatchdog) -> None:
         self.watchdog = watchdog

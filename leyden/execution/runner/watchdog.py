@@ -231,9 +231,7 @@ class LagWatchdog:
                 watchdog._wanted.set()
 
     def start(self, work: Coroutine[Any, Any, Any], in_flight: InFlight) -> asyncio.Task[Any]:
-        """Return a task for an attempt, watched until it is done. It is cancelled if the attempt has to be
-        interrupted.
-        """
+        """Return a task for an attempt, watched until it is done, and cancelled if the attempt must be interrupted."""
 
         def prune(task: asyncio.Task[Any]) -> None:
             self._in_flight.discard(in_flight)
@@ -354,9 +352,7 @@ class LagWatchdog:
         self._protect(seconds, because)
 
     def _blame(self, stall: _Stall, step: _Step, frames: Sequence[FrameType], seconds: float) -> InFlight | None:
-        """Log the agent that blocks the loop, and the user's line. Return the agent's attempt; None if the step is no
-        agent's code.
-        """
+        """Log the agent that blocks the loop, and the user's line. Return its attempt; None if no agent's code runs."""
         owner = self._owners.get(step) if isinstance(step, asyncio.Task) else None
         tasks = [task for task, each in [*self._owners.items()] if each is owner is not None]
         waiting = [frame for task in reversed(tasks) for frame in _suspended(task.get_coro())]

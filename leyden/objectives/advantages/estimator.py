@@ -65,9 +65,7 @@ class Advantages:
         return 0
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked, from 0. By default
-        none.
-        """
+        """Return the indices of the calls at which a rollout of `n_calls` trained calls is forked; by default none."""
         return []
 
 
@@ -150,9 +148,7 @@ def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) 
 
 
 def _check(name: str, rollouts: Sequence[RolloutRewards], constants: Advantages) -> None:
-    """Raise ConfigError, naming rollout and group, for rewards that the estimator cannot use or a group that is too
-    small for it.
-    """
+    """Raise ConfigError, naming rollout and group, for rewards that the estimator cannot use or too small a group."""
     for place, rollout in enumerate(rollouts):
         _check_rollout(f"rollout {place} of group {rollout.group}", name, rollout, constants)
     for group, places in members(rollouts).items():

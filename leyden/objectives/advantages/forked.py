@@ -52,9 +52,7 @@ class VinePPOAdvantages(GroupAdvantages):
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the places of the calls at which a rollout with `n_calls` trained calls is forked: those in `calls`,
-        or all but the first.
-        """
+        """Return the indices of the calls at which a rollout is forked: those in `calls`, or all but the first."""
         return [place for place in range(n_calls) if (place > 0 if self.calls is None else place in self.calls)]
 
 

@@ -39,9 +39,7 @@ def centre_and_variance(rows: Sequence[Sequence[float]], *, ddof: float) -> tupl
 
 
 def whitened(rows: Sequence[Sequence[float]], *, epsilon: float, ddof: float) -> list[list[float]]:
-    """Return (x - mean) / sqrt(variance + epsilon) of each number x, with the mean and variance of
-    `centre_and_variance`.
-    """
+    """Return (x - mean) / sqrt(variance + epsilon) of each number x, with the moments of `centre_and_variance`."""
     middle, variance = centre_and_variance(rows, ddof=ddof)
     scale = math.sqrt(variance + epsilon)
     return [[(value - middle) / scale for value in row] for row in rows]

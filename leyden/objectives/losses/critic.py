@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLoss(Loss):
-    """Constants of the loss `value`, which trains a critic without a policy. Raise ConfigError for one out of its
-    range.
-    """
+    """Constants of the loss `value`, which trains a critic alone. Raise ConfigError for one out of range."""
 
     value_coefficient: float = 0.5
     """Factor of the squared error; above 0."""

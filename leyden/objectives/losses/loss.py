@@ -22,9 +22,7 @@ class Loss:
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """The names of the columns that the loss needs for these constants, beside the columns that it is registered
-        with.
-        """
+        """The names of the columns that the loss needs for these constants, beside the ones it is registered with."""
         return ()
 
     @property

@@ -492,9 +492,7 @@ def cores() -> int:
 
 
 def worker_count(wanted: int | None, n_envs: int, default: int) -> int:
-    """Return the wanted number of workers, or the default, but at most one for each environment. Raise ConfigError for
-    less than 1.
-    """
+    """Return the number of workers, at most one for each environment. Raise ConfigError if less than 1 are wanted."""
     check_number("workers", wanted, at_least=1, whole=True, or_none="the kind's default")
     return min(default if wanted is None else wanted, n_envs)
 

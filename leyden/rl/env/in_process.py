@@ -73,9 +73,7 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
 
 
 class FiniteThreadVectorEnv(FiniteVectorEnv):
-    """Environments in threads, for simulators that wait, or that release the interpreter lock, as NumPy does for large
-    arrays.
-    """
+    """Environments in threads, for simulators that wait or release the interpreter lock, as NumPy does."""
 
     def __init__(
         self,

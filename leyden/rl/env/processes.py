@@ -423,9 +423,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
 
 class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
-    """Environments in worker processes whose spaces are of a fixed size, so that a step sends no messages. Other spaces
-    raise ConfigError.
-    """
+    """Environments in worker processes that step without messages. Raise ConfigError for spaces of varying size."""
 
     _needs_fixed_size = True
 

@@ -311,9 +311,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             writer.on_env_all_done()
 
     def close(self) -> None:
-        """End everything that was started, and give the seeds of running episodes back. Safe to repeat. Returned arrays
-        stay readable.
-        """
+        """End everything, and give running episodes' seeds back. Safe to repeat. Returned arrays stay readable."""
         if not self._closed:
             self._closed = True
             self._watch_ended.set()
@@ -473,9 +471,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
 
 def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: threading.Event) -> None:
-    """Log a warning when one call takes longer than `quiet_seconds`, without ending it. Runs in a thread until `ended`
-    is set.
-    """
+    """Warn of a call that takes longer than `quiet_seconds`, without ending it. Runs in a thread until `ended`."""
     before, checks = None, 1
     while not ended.wait(quiet_seconds):
         venv = of()

@@ -62,9 +62,7 @@ class TianshouPolicy(NonLearnablePolicy):
         self._data = sys.modules["tianshou.data"]  # the policy has loaded it
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the policy's actions, with exploration noise if exploring. Raise ConfigError unless there is one
-        action for each observation.
-        """
+        """Return the policy's actions, noisy if exploring. Raise ConfigError unless each observation has one."""
         import torch
 
         given = self._data.Batch(obs=copied(obs), info=self._data.Batch())

@@ -130,9 +130,7 @@ class DQN(TorchPolicy):
         return ReplayBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the best actions, some replaced by random ones while exploring. Raise EngineError if the values are
-        not finite.
-        """
+        """Return the best actions, some random while exploring. Raise EngineError if the values are not finite."""
         with self._threads(), torch.inference_mode():
             values = self.module(self._tensors(obs)).cpu()
             best, actions = values.max(-1)

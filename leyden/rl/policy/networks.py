@@ -42,9 +42,7 @@ def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
 
 
 def is_image(space: Any) -> bool:
-    """Return whether a space holds images of bytes: a uint8 Box of at least two dimensions, bounded by 0 and 255
-    everywhere.
-    """
+    """Return whether a space holds images of bytes: a uint8 Box of two or more dimensions, bounded by 0 and 255."""
     if not is_space(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
         return False
     return bool(np.all(space.low == 0) and np.all(space.high == 255))

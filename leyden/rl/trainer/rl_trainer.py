@@ -246,9 +246,7 @@ class Trainer(TrainLoop):
         )
 
     def _newest_checkpoint(self) -> Resumable | None:
-        """Return the newest checkpoint of the run in `run_dir`; None if it has none yet. Raise ConfigError if the
-        folder holds no run.
-        """
+        """Return the run's newest checkpoint, or None. Raise ConfigError if the folder `run_dir` holds no run."""
         assert self.run_dir is not None
         found = Checkpoint(self.run_dir / "checkpoints").latest()
         if found is None and not (self.run_dir / MANIFEST).exists():

@@ -93,9 +93,7 @@ class GateReport:
 
 
 def check(settings: GateSettings, measured: Measurement) -> GateReport:
-    """Return whether a candidate passes. The reason is the first limit that it misses, or else the difference of the
-    rewards.
-    """
+    """Return whether a candidate passes, and why: the first missed limit, or the difference of the rewards."""
     old, new = measured.production, measured.candidate
     tasks = len({outcome.task for outcome in new})
     numbers: dict[str, float] = {"tasks": tasks}

@@ -103,9 +103,7 @@ class GuardState:
 
 @dataclass(frozen=True, slots=True)
 class MetricReport:
-    """A summary of one metric for people. Means are on the metric's scale in [0, 1], where more is better, and None
-    without values.
-    """
+    """A summary of one metric for people. Means are in [0, 1], where more is better, and None without values."""
 
     name: str
     canary_mean: float | None
@@ -160,9 +158,7 @@ def observe(settings: GuardSettings, state: GuardState, outcome: RequestOutcome)
 
 
 def decide(settings: GuardSettings, state: GuardState) -> Verdict:
-    """Return the verdict on all requests so far. A rollback has priority over a promotion, and an alarm turns a
-    promotion into "continue".
-    """
+    """Return the verdict so far. A rollback precedes a promotion, which an alarm turns into "continue"."""
     missing_alarm = state.missing_peak >= -math.log(settings.missing_error)
     share_alarm = state.share.peak >= -math.log(settings.share_error)
     reports = tuple(_report(metric, each) for metric, each in zip(settings.metrics, state.metrics, strict=True))
@@ -197,9 +193,7 @@ def _decision(settings: GuardSettings, state: GuardState, reports: Sequence[Metr
 
 
 def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome) -> MetricState:
-    """Return the metric's state after one request. A missing value is evidence by itself: its rate is compared between
-    the arms.
-    """
+    """Return the metric's state after one request. A missing value is evidence: its rate is compared between arms."""
     value = outcome.values.get(metric.name)
     canary, share = outcome.canary, outcome.share
     missing = float(value is None)
@@ -234,9 +228,7 @@ def _observe_missing(evidence: Evidence, canary: bool, value: float, share: floa
 
 
 def _report(metric: Metric, state: MetricState) -> MetricReport:
-    """Return a metric's means in both arms and its p-values. Each is exp(-peak of the test's log wealth), valid at any
-    time, and at most 1.
-    """
+    """Return a metric's means in both arms and its p-values, exp(-peak of the log wealth), valid at any time."""
     return MetricReport(
         name=metric.name,
         canary_mean=state.required.treated.mean,

@@ -85,15 +85,11 @@ class Job(Protocol):
     """Picklable work whose result is JSON, and not None."""
 
     async def run(self) -> Any:
-        """Do the work, in the child process, and return the result. A job that is started again continues from the
-        state in its folder.
-        """
+        """Do the work, in the child process. A job that is started again continues from the state in its folder."""
         ...
 
     async def cost(self) -> float:
-        """Return the cost of the job's model calls so far, including those of earlier processes. Called while the job
-        runs.
-        """
+        """Return the cost of the job's model calls so far, with those of earlier processes. Called during the job."""
         ...
 
 
@@ -183,9 +179,7 @@ def _last_words(code: int, limits: Limits, log: Path) -> str:
 
 
 def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits, cost_left: float | None) -> None:
-    """Run the job, and end the process without returning, so that threads that agents left behind do not delay its
-    end.
-    """
+    """Run the job, and exit without returning, so that threads that agents left behind do not delay the end."""
     code, reserve = 1, bytearray(0)
     try:
         private_directory(result.parent)
@@ -208,9 +202,7 @@ def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits
 
 
 async def _within_cost(job: Job, cost_left: float | None) -> Any:
-    """Run a job, and return its result and cost. Cancel it and raise BudgetExceeded when its cost exceeds
-    `cost_left`.
-    """
+    """Run a job, and return its result and cost. Cancel it and raise BudgetExceeded if that exceeds `cost_left`."""
     running = asyncio.ensure_future(job.run())
     while not running.done():
         await asyncio.wait({running}, timeout=_COST_SECONDS)

@@ -369,9 +369,7 @@ class ContinualLearning:
         return await self._advance(release, "observe", report.reason, details, deadline)
 
     async def _check_in_shadow(self, release: Release) -> CycleStatus:
-        """Measure the candidate on live requests, once there are enough of them, and refuse it or pass it on to the
-        canary.
-        """
+        """Measure the candidate on live requests, once there are enough; refuse it or pass it on to the canary."""
         if ended := await self._end_if_due(release):
             return ended
         shadow = self._shadow or ShadowSettings()
@@ -611,9 +609,7 @@ class _Rewards:
         self._latest.append((feedback.rollout_id, feedback.received_time or 0.0, number))
 
     async def changed_at(self, store: LightningStore) -> float:
-        """Return the most likely time, in Unix seconds, at which the first request after a drop of the reward reached
-        the store.
-        """
+        """Return when, most likely, the first request after a drop of the reward reached the store, in Unix seconds."""
         rollout_id, received, _ = self._latest[drop_at([reward for _, _, reward in self._latest])]
         try:
             return (await store.get_rollout_by_id(rollout_id)).start_time

@@ -75,9 +75,7 @@ class RequestOrder:
             request.values[metric] = value
 
     def release(self, now: float) -> Iterator[RequestOutcome]:
-        """Yield and remove the outcomes from the front that wait for nothing more: all values are there, or the waiting
-        time is over at `now`.
-        """
+        """Yield and remove outcomes from the front while all their values are there or their time is over at `now`."""
         while self._requests:
             request_id, request = next(iter(self._requests.items()))
             if not self._metrics <= request.values.keys() and now < request.time + self._waiting_seconds:

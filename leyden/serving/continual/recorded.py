@@ -41,9 +41,7 @@ class RecordedTask(BaseModel):
 
 
 class RecordedTasks(Sequence[Any]):
-    """A data set of the requests' inputs, as every algorithm takes it. `records` has the requests with their rewards
-    and feedback.
-    """
+    """The requests' inputs as a data set. `records` has the requests with their rewards and feedback."""
 
     def __init__(self, records: Sequence[RecordedTask]) -> None:
         self.records = list(records)
@@ -129,9 +127,7 @@ async def read_data(
 
 
 async def read_inputs(store: LightningStore, version: VersionKey, *, since: float, limit: int) -> list[Any]:
-    """Return the inputs of the first `limit` finished live requests that `version` has served in the control arm since
-    a time (Unix seconds).
-    """
+    """Return the inputs of the first `limit` finished live requests of `version`'s control arm since a Unix time."""
     found = await store.query_rollouts(
         mode_in=["live"], arm_in=[CONTROL], resources_id=version[0], resources_version=version[1]
     )
@@ -184,9 +180,7 @@ def _record(
 async def _counted_feedback(
     store: LightningStore, rollouts: Sequence[Rollout], before: float
 ) -> Mapping[str, Sequence[Feedback]]:
-    """Return the feedback on rollouts that counts, by rollout id: the last one of each source and kind that arrived
-    before the time `before`.
-    """
+    """Return by rollout id the feedback that counts: the last of each source and kind before the time `before`."""
     versions = {(each.resources_id, each.resources_version) for each in rollouts}
     oldest = min((each.start_time for each in rollouts), default=0.0)
     found: dict[str, dict[tuple[str, str], Feedback]] = {}

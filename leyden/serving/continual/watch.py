@@ -239,9 +239,7 @@ def _known_at(rollout: Rollout, last: float) -> Rollout:
 
 
 def reward_of(feedback: Feedback) -> float | None:
-    """Return the reward that feedback stands for: its number, 1 for a good label and 0 for a bad one; None for any
-    other feedback.
-    """
+    """Return a feedback's reward: its number, 1 for a good label, 0 for a bad one; None for any other feedback."""
     if feedback.kind == "reward":
         return float(feedback.value)
     if feedback.kind == "label" and feedback.value in GOOD_LABELS | BAD_LABELS:

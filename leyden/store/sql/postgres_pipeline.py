@@ -26,9 +26,7 @@ _PARAMETER = re.compile(r"%(?:\((\w+)\)s|(s)|(%))")
 
 
 class QueuedResult:
-    """The outcome of a queued statement. Reading it waits for the server, and raises psycopg.Error if the statement
-    failed.
-    """
+    """The outcome of a queued statement. Reading it waits, and raises psycopg.Error if the statement failed."""
 
     __slots__ = ("_pipeline", "batch", "prepares", "result")
 
@@ -96,9 +94,7 @@ class Pipeline:
         return self._queue((text, types), packed, self._values.formats)
 
     def put(self, statement: str, values: Sequence[Any]) -> QueuedResult:
-        """Queue a statement with `%s`. The server gives its parameters the types of the columns that they are written
-        to.
-        """
+        """Queue a statement with `%s`. The server gives its parameters the types of their columns."""
         packed = self._pack(values)
         return self._queue((_numbered(statement)[0], ()), packed, self._values.formats)
 
@@ -183,17 +179,13 @@ class Pipeline:
         self._batch += 1
 
     def _send(self) -> None:
-        """Send the queued statements. Read results meanwhile, because a server that cannot send its results stops
-        reading.
-        """
+        """Send the queued statements, and read results meanwhile, because a server whose results wait stops reading."""
         while self._connection.flush():
             if any(event & select.POLLIN for _, event in self._either.poll()):
                 self._connection.consume_input()
 
     def _receive(self) -> None:
-        """Read the result of the oldest statement without one, or the end of a batch. Raise psycopg.Error if it is an
-        error.
-        """
+        """Read the result of the oldest pending statement, or a batch's end. Raise psycopg.Error if it is an error."""
         result = self._next_result()
         outcome = self._awaited.popleft()
         if outcome is None:

@@ -60,9 +60,7 @@ def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool, lab
 
 
 class PostgresSession:
-    """A connection and its transactions, for one thread at a time. A reader's transactions change and publish
-    nothing.
-    """
+    """A connection and its transactions, for one thread at a time. A reader changes and publishes nothing."""
 
     def __init__(
         self,
@@ -170,9 +168,7 @@ class PostgresSession:
             transaction.committed(began)
 
     def _count_commits(self, number: int) -> tuple[int, float]:
-        """Return how many commits a broken connection has made, and when the last one began (Unix seconds). Prevent
-        further ones.
-        """
+        """Count a broken connection's commits; say when the last one began (Unix seconds). Prevent further ones."""
         doubt = "a change was being committed and may or may not be there: "
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
         while True:

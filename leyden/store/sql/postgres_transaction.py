@@ -447,9 +447,7 @@ class PostgresTransaction:
 
 
 def _askable(value: Any) -> Any:
-    """Return a substitute for a text with U+0000, which cannot be sent: no stored name contains either
-    (`types/checks.py`).
-    """
+    """Return a substitute for a text with U+0000, which cannot be sent, and which no stored name contains."""
     if isinstance(value, list):
         return [_askable(entry) for entry in cast(list[Any], value)]
     return value.replace("\0", "\1") if isinstance(value, str) else value

@@ -69,9 +69,7 @@ _set_values, _set_given, _set_extra, _set_private = (
 
 
 def build(model: type[M], fields: dict[str, Any]) -> M:
-    """Build a model with exactly these fields (all of them), unchecked, as `model_construct` does, without its
-    look-ups.
-    """
+    """Build a model with exactly these fields (all of them), unchecked: `model_construct` without its look-ups."""
     built: M = object.__new__(model)
     _set_values(built, fields)
     _set_given(built, _all_fields(model))
@@ -211,9 +209,7 @@ def utf8_length(text: str) -> int:
 
 
 def utf8_text(text: str | None) -> str | None:
-    """Return the text in a form that every database takes: lone surrogates, which UTF-8 lacks, and U+0000 are written
-    out.
-    """
+    """Return the text as every database takes it: with lone surrogates, which UTF-8 lacks, and U+0000 written out."""
     if text is None:
         return None
     if "\0" in text:
@@ -324,9 +320,7 @@ def _json_list(spans: Sequence[FoundSpan], packed: bool) -> str:
 
 
 def resources_from(row: Row) -> ResourcesUpdate:
-    """Build a version of resources from a row of `select_resources`. It is validated, so that each resource becomes an
-    object of its kind.
-    """
+    """Build a version of resources from a row. It is validated, so that each becomes an object of its kind."""
     resources_id, version, create_time, update_time, resources, parent_id, parent_version, author, frozen = row
     return ResourcesUpdate.model_validate(
         {

@@ -67,9 +67,7 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
 
 
 def _reads_rollouts(method: F, operation: Callable[..., Any]) -> F:
-    """Return the protocol's `method`, implemented as a read of an `operation` that takes its filters of rollouts as one
-    `RolloutFilter`.
-    """
+    """Return the protocol's `method` as a read of an `operation` that takes a `RolloutFilter`."""
     names = inspect.signature(method).parameters.keys() & {each.name for each in fields(RolloutFilter)}
 
     @wraps(method, updated=())

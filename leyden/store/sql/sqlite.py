@@ -39,9 +39,7 @@ _FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
 
 
 def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
-    """Return a connection in autocommit mode, in which transactions are begun explicitly. It may be used by one thread
-    at a time.
-    """
+    """Return a connection in autocommit mode, for explicit transactions, to be used by one thread at a time."""
     # Without an adapter sqlite3 looks for one whenever it binds such a value, which takes 0.2 us.
     for kind in (type(None), bytes):
         sqlite3.register_adapter(kind, lambda value: value)
@@ -118,9 +116,7 @@ def store_error(url: str, error: sqlite3.Error) -> StoreError:
 
 
 def as_leyden_error(url: str, error: BaseException) -> BaseException:
-    """Return the error to raise for an error of an operation: a StoreError or a ConfigError for one of the database,
-    otherwise the error itself.
-    """
+    """Return a StoreError or ConfigError for an error of the database, and any other error itself."""
     if isinstance(error, sqlite3.Error):
         return store_error(url, error)
     if isinstance(error, UnicodeEncodeError | OverflowError):  # of binding a parameter

@@ -25,9 +25,7 @@ TOTALS: tuple[Total, ...] = get_args(Total)
 
 
 class Long(Exception):
-    """The operation touches more rows than a short one may. The driver runs it again in a thread where it may take
-    long.
-    """
+    """The operation touches more rows than a short one may. The driver runs it again in a thread for long ones."""
 
 
 @dataclass(slots=True)
@@ -88,9 +86,7 @@ class Transaction(Protocol):
         ...
 
     def date(self, rollout: Rollout, /) -> None:
-        """Set the `start_time` of a new rollout to the operation's time, at the latest when the operation is
-        committed.
-        """
+        """Set the `start_time` of a new rollout to the operation's time, when it is committed at the latest."""
         ...
 
     def expect(self, rows: int | None, /) -> None:
@@ -101,9 +97,7 @@ class Transaction(Protocol):
         ...
 
     def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
-        """Return the valid target of an attempt, which adding spans needs; None if it must be read from the
-        database.
-        """
+        """Return the attempt that adding spans needs, if it is known and valid; None if it must be read."""
         ...
 
     def keep_targets(self) -> None:

@@ -38,9 +38,7 @@ _FRAME_HEADER = struct.Struct(">8x8s8x")
 
 
 class Checkpointer:
-    """Shortens the log of the database at `path`, which `session` writes, and the file itself, until `stop`. It owns
-    `connection`.
-    """
+    """Shortens the database at `path` and its log, which `session` writes, until `stop`. It owns `connection`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, session: Session) -> None:
         self._writes = 0

@@ -84,9 +84,7 @@ class CallRoute:
         return ",".join(f"{name}={quote(value, safe='')}" for name, value in ids.items())
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which model clients find the attempt's gateway; empty if the attempt
-        has none.
-        """
+        """Return the environment variables with which model clients find the attempt's gateway; empty without one."""
         if self.base_url is None:
             return {}
         key = self.api_key or "EMPTY"  # clients insist on some key

@@ -71,9 +71,7 @@ def recording(folder: FolderRecorder) -> Generator[None]:
 
 
 class KeptRows(Callback):
-    """Keeps the rows of a loop without a folder, for its summary. It costs a simulator's steps nothing, as a writer
-    would.
-    """
+    """Keeps the rows of a loop without a folder, for its summary. It costs a simulator's steps nothing."""
 
     def __init__(self) -> None:
         self.rows: list[MetricsRow] = []

@@ -22,9 +22,7 @@ class Reports(Protocol):
         ...
 
     def loop_callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks for an algorithm's own `TrainLoop`. After this call, the run takes its stages from that
-        loop.
-        """
+        """Return the callbacks for an algorithm's own `TrainLoop`, from which the run then takes its stages."""
         ...
 
     def loop_writers(self) -> Sequence[LogWriter]:

@@ -89,9 +89,7 @@ def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | No
 
 
 def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
-    """Give back claimed rollouts whose reply was lost, except those that a repeated request claimed again, because that
-    reply may have arrived.
-    """
+    """Give back claimed rollouts whose reply was lost, except those that a repeated request has claimed again."""
     for rollout in claimed:
         _unclaim(tx, rollout, by_claimer=False)
 

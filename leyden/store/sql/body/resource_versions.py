@@ -157,9 +157,7 @@ def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | No
 
 
 def resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
-    """Build a version from its row. An address `gateway://NAME` of a model is replaced by the current base URL and key
-    of that name.
-    """
+    """Build a version from its row, with the current base URL and key in place of an address `gateway://NAME`."""
     update = resources_from(row)
     for resource in update.resources.values():
         if isinstance(resource, LLM) and resource.endpoint.startswith(GATEWAY_SCHEME):

@@ -188,9 +188,7 @@ def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollo
 
 
 def _check_worked_on(row: Row, status: RolloutStatus) -> None:
-    """Raise IllegalTransition for `preparing` and `running` without an attempt under way, because nothing would ever
-    end such a rollout.
-    """
+    """Refuse `preparing` and `running` without an attempt under way, because nothing would end such a rollout."""
     if status in ("preparing", "running") and status != row[STATUS]:
         latest = None if row[ATTEMPT] is None else attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
         if latest is None or latest.finished:

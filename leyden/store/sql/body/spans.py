@@ -85,9 +85,7 @@ def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
 
 
 def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> list[Span]:
-    """Add spans of one attempt, and return those that were new. If there are any, they are a heartbeat of the
-    attempt.
-    """
+    """Add spans of one attempt, and return the new ones. If there are any, they are a heartbeat of the attempt."""
     for span in spans:
         check_span(span)
     if len(spans) > 1:
