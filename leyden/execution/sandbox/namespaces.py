@@ -34,12 +34,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # at run time it would add to the time of its start
     from typing import Any, NoReturn
 
-REFUSED = 125
-"""The exit code of a sandbox that could not be built; standard error says why."""
+REFUSED, LIMITED = 62, 63
+"""The signals by which the door ends if the sandbox could not be built, and after a limit was exceeded; standard error
+says why. No exit code is free for it, because a program may end with any."""
 REASON = "leyden sandbox: "
 """How the line on standard error begins that says why the sandbox was not built, or the program was ended."""
-LIMITED = 124
-"""The exit code after a limit was exceeded."""
+
+_NOT_BUILT = 1
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEW_MOUNTS, _NEW_HOST_NAME, _NEW_IPC, _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK = (
@@ -96,26 +97,28 @@ def main(spec_path: str) -> NoReturn:
         _die_with(supervisor)
         first = os.fork()
     except (_Refused, OSError) as error:
-        _refuse(error)
+        _explain(error)
+        _end_by(REFUSED)
     if not first:
         ours.close()
         try:
             _be_first(spec, theirs)
         except (_Refused, OSError) as error:
-            _refuse(error)
+            _explain(error)
         finally:
-            os._exit(REFUSED)
+            os._exit(_NOT_BUILT)
     theirs.close()
-    os._exit(_stand_at_the_door(spec, first, ours))
+    status = _stand_at_the_door(spec, first, ours)
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    _end_by(os.WTERMSIG(status))
 
 
 # ---- outside: the door -------------------------------------------------------------------------------------------
 
 
 def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) -> int:
-    """Relay connections and watch limits until process 1 ends. Return the program's exit code, or end by the signal
-    that ended the program.
-    """
+    """Relay connections and watch limits until process 1 ends. Return the program's status, as `wait` gives it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the program decides what it does about them
         signal.signal(number, signal.SIG_IGN)
     relay = _Relay()
@@ -140,17 +143,17 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) 
             exceeded = _exceeded(spec, first, before)
             check_at = time.monotonic() + max(_WATCH_SECONDS, 20 * (time.monotonic() - began))
             if exceeded:
-                os.write(2, f"{REASON}{exceeded}\n".encode())
+                _explain(exceeded)
                 os.kill(first, signal.SIGKILL)
                 os.waitpid(first, 0)
                 return LIMITED
-    code = os.waitstatus_to_exitcode(status)
-    if code > 128 and code - 128 in signal.valid_signals():  # process 1 cannot end by the signal that ended the program
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if code - 128 != signal.SIGKILL:
-            signal.signal(code - 128, signal.SIG_DFL)
-        os.kill(os.getpid(), code - 128)
-    return code if code >= 0 else 128 - code
+    told = inside.recv(4, socket.MSG_DONTWAIT) if os.WIFEXITED(status) else b""
+    if not told:  # process 1 was not built, or somebody killed it
+        return REFUSED if os.WIFEXITED(status) else status
+    (ended_with,) = struct.unpack("=i", told)
+    if os.WIFSIGNALED(ended_with) and os.WTERMSIG(ended_with) in (REFUSED, LIMITED):
+        return 128 + os.WTERMSIG(ended_with) << 8  # as a shell tells it
+    return ended_with
 
 
 class _Relay:
@@ -310,27 +313,29 @@ def _size(path: str) -> int:
 # ---- inside: process 1 -------------------------------------------------------------------------------------------
 
 
-def _be_first(spec: dict[str, Any], door: socket.socket) -> NoReturn:
+def _be_first(spec: dict[str, Any], door: socket.socket) -> None:
     """Build the sandbox, run the program in it, and end as it ends."""
-    outside = os.getppid()
+    _die_with(0)
+    if select.select([door], [], [], 0)[0]:  # the door has ended, before it could end this process
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would end at it
     _check(_LIBC.unshare(_NEW_MOUNTS | _NEW_NETWORK | _NEW_IPC | _NEW_HOST_NAME), "mount and network namespaces")
-    _die_with(outside)
     _LIBC.sethostname(b"sandbox", 7)
     listeners = _network(spec["addresses"])
     if listeners:
         socket.send_fds(door, [b"x"], [each.fileno() for each in listeners])
-    for each in (door, *listeners):
+    for each in listeners:
         each.close()
     _root(spec)
+    _check(_LIBC.prctl(_DUMPABLE, 0, 0, 0, 0), "a process that cannot be read")
     program = os.fork()
     if not program:
         _become(spec)
-    _check(_LIBC.prctl(_DUMPABLE, 0, 0, 0, 0), "a process that cannot be read")
     while True:
         pid, status = os.wait()
         if pid == program:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else 128 - code)
+            door.send(struct.pack("=i", status))
+            os._exit(0)
 
 
 def _network(addresses: list[tuple[str, int]]) -> list[socket.socket]:
@@ -396,6 +401,14 @@ def _root(spec: dict[str, Any]) -> None:
         _bind(path, inside, read_only=True)
     for inside, path in spec["write"].items():
         _bind(path, inside, read_only=False)
+    os.mkdir("/scratch/hidden", 0o555)
+    for inside in spec["hide"]:
+        target = _target(inside)
+        if os.path.isdir(target):
+            _mount("/scratch/hidden", target, None, _BIND)
+            _set_attributes(target, _READ_ONLY)
+        elif os.path.exists(target):
+            _mount("/old/dev/null", target, None, _BIND)
     _mount("proc", "/new/proc", "proc", _NO_SUID | _NO_DEVICES)
     for path, text in (
         ("user/max_user_namespaces", "0"),
@@ -421,7 +434,10 @@ def _root(spec: dict[str, Any]) -> None:
 
 def _bind(path: str, inside: str, *, read_only: bool) -> None:
     """Show the machine's file or folder `path` as `inside`; nothing if there is none."""
-    source, target = f"/old{path}", f"/new{inside}"
+    source, target = f"/old{path}", _target(inside)
+    if os.path.islink(source) and os.readlink(source).startswith(SYSTEM):  # as /etc/localtime
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(os.readlink(source), target)
     if not os.path.exists(source):
         return
     if os.path.isdir(source):
@@ -429,14 +445,19 @@ def _bind(path: str, inside: str, *, read_only: bool) -> None:
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _write(target, "", new=True)
-    _mount(
-        os.path.realpath(source) if os.path.realpath(source).startswith("/old/") else source,
-        target,
-        None,
-        _BIND | _RECURSIVE,
-    )
+    _mount(source, target, None, _BIND | _RECURSIVE)
     if not inside.startswith("/dev/"):
         _set_attributes(target, _ATTR_NO_SUID | _ATTR_NO_DEVICES | (_READ_ONLY if read_only else 0))
+
+
+def _target(inside: str) -> str:
+    """Return where a path of the sandbox is while it is built. A link, left by a program, would lead out of it."""
+    target = "/new"
+    for part in inside.strip("/").split("/"):
+        target += f"/{part}"
+        if os.path.islink(target):
+            raise _Refused(f"{inside} cannot be shown or hidden: {target[4:]} is a link")
+    return target
 
 
 def _become(spec: dict[str, Any]) -> NoReturn:
@@ -453,7 +474,7 @@ def _become(spec: dict[str, Any]) -> NoReturn:
             if most is not None:
                 resource.setrlimit(kind, (most, most))
         os.chdir(spec["cwd"])
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         places = (
             [""] if "/" in command[0] else [f"{place}/" for place in spec["env"].get("PATH", os.defpath).split(":")]
@@ -463,7 +484,7 @@ def _become(spec: dict[str, Any]) -> NoReturn:
                 os.execve(f"{place}{command[0]}", command, spec["env"])
         raise FileNotFoundError(f"not found inside the sandbox, in {':'.join(places)}")
     except (_Refused, OSError, ValueError) as error:
-        os.write(2, f"{REASON}{command[0]!r} in {spec['cwd']!r}: {error}\n".encode())
+        _explain(f"{command[0]!r} in {spec['cwd']!r}: {error}")
     finally:
         os._exit(127)
 
@@ -496,8 +517,8 @@ def _pivot(root: str, old: str) -> None:
 def _die_with(parent: int) -> None:
     """Ask for SIGKILL when the parent ends; end at once if it has."""
     _LIBC.prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() not in (parent, 0):  # 0: in another process namespace
-        os._exit(REFUSED)
+    if os.getppid() != parent:
+        os._exit(_NOT_BUILT)
 
 
 def _write(path: str, text: str, *, new: bool = False) -> None:
@@ -508,6 +529,14 @@ def _write(path: str, text: str, *, new: bool = False) -> None:
         os.close(fd)
 
 
-def _refuse(error: Exception) -> NoReturn:
-    os.write(2, f"{REASON}{error}\n".encode())
-    os._exit(REFUSED)
+def _explain(why: object) -> None:
+    os.write(2, f"{REASON}{why}\n".encode())
+
+
+def _end_by(number: int) -> NoReturn:
+    """End this process by a signal."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)

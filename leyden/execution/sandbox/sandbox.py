@@ -5,27 +5,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import marshal
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from leyden._lib.options import check_number
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, ProcessFailed
 from leyden.execution.sandbox import namespaces
+
+if TYPE_CHECKING:
+    from leyden.execution.runner.process import ProcessOutput
 
 _ENTER = "import sys; sys.path.append(sys.argv[1]); from namespaces import main; main(sys.argv[2])"
 _SPEC = "sandbox"
 """The file name of the sandbox's description, in the folder given to `wrap`."""
 HOME: Final = "/home/agent"
 """The home folder inside, empty at the start."""
+_OWN: Final = ("/proc", "/sys", "/dev")
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "COLORTERM", "NO_COLOR")
 """Variables of the runner that the program keeps. The others may hold keys, or tell where the answers are."""
 
@@ -44,6 +50,9 @@ class Sandbox:
     """Further files and folders that the program may read: paths, or {path inside: path of the machine}."""
     write: Mapping[str, str] | Sequence[str] = ()
     """Further folders that it may change."""
+    hide: Sequence[str] = ()
+    """Files and folders that are empty inside, such as a `.git` whose history holds the answer: absolute paths, or
+    paths below the working directory."""
     disk_bytes: int | None = 2**31
     """The limit of each file; of what each folder that the program can change grows by, checked twice a second; and of
     its home and /tmp together, which are in memory. None: no limit."""
@@ -63,6 +72,57 @@ class Sandbox:
                     raise ConfigError(f"{name} of the sandbox has {inside!r}: {path!r}; both must be absolute paths")
                 if not Path(path).exists():
                     raise ConfigError(f"{name} of the sandbox has {path!r}, which does not exist")
+                _check_place(name, inside)
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        urls: Iterable[str] = (),
+        timeout_seconds: float | None = None,
+        memory_bytes: int | None = None,
+        output_bytes: int = 2**20,
+    ) -> ProcessOutput:
+        """Run a program in a new sandbox to its end, such as the tests of what an agent has left (`take_work`).
+
+        cwd: a folder that `read` or `write` shows, or one of the machine, which the program can then change; None: an
+            empty one.
+        env: variables to add to those of the runner that a sandbox keeps.
+        urls: the HTTP addresses that it may reach.
+        timeout_seconds: the time after which it is ended; `cause` of the output is then "request".
+        memory_bytes, output_bytes: as of `ProcessAgent`.
+        Raise ProcessFailed if the program could not be started.
+        """
+        from leyden.execution.runner.process.program import DIRECTORY, Program, RunningProgram
+        from leyden.execution.runner.process.supervisor import remove_tree
+
+        folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="leyden-")
+        try:
+            variables = {**harmless_variables(os.environ), **(env or {}), DIRECTORY: folder}
+            where = None if cwd is None else os.fspath(cwd)
+            line = await asyncio.to_thread(
+                lambda: self.wrap(command, directory=folder, cwd=where, env=variables, urls=urls)
+            )
+            running = RunningProgram(
+                Program(
+                    command=line, env={DIRECTORY: folder}, cwd="/", directory=folder, stdin=None, grace_seconds=0.5,
+                    memory_bytes=memory_bytes, output_bytes=output_bytes,
+                )
+            )  # fmt: skip
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    output = await running.output()
+            except (TimeoutError, asyncio.CancelledError) as ended:
+                output = await running.stop()
+                if not isinstance(ended, TimeoutError):
+                    raise
+        finally:
+            await asyncio.to_thread(remove_tree, folder)
+        if output.signal == f"signal {namespaces.REFUSED}":
+            raise ProcessFailed(f"{command[0]!r} was not started: {output.stderr.strip()[-1000:]}")
+        return output
 
     def wrap(
         self, command: Sequence[str], *, directory: str, cwd: str | None, env: Mapping[str, str], urls: Iterable[str]
@@ -70,21 +130,28 @@ class Sandbox:
         """Return the command that runs `command` in this sandbox, once.
 
         directory: the program's private folder, in which the description is written and which the program can change.
-        cwd: its working directory, which it can change; None: the private folder.
+        cwd: its working directory: a path that `read` or `write` shows, or a folder of the machine, which it can then
+            change; None: the private folder.
         env: the program's whole environment.
         urls: the HTTP addresses that it may reach.
         Raise ConfigError if this machine has no such sandbox, or an address cannot be reached from one.
         """
         check_namespaces()
-        cwd = cwd or directory
+        cwd = os.path.normpath(Path(cwd or directory).absolute())
+        read, write = _mapping(self.read), _mapping(self.write)
+        own = [directory]
+        if not any(Path(cwd).is_relative_to(seen) for seen in (*read, *write)):
+            _check_place("cwd", cwd)
+            own.append(cwd)
         spec = {
             "command": list(command),
             "env": dict(env),
             "cwd": cwd,
             "home": HOME,
             "addresses": sorted({_address(url) for url in urls}),
-            "read": {**_own_files(command[0], env.get("PATH", os.defpath)), **_mapping(self.read)},
-            "write": {**{path: path for path in (directory, cwd)}, **_mapping(self.write)},
+            "read": _real({**_own_files(command[0], env.get("PATH", os.defpath)), **read}),
+            "write": _real({**_mapping(own), **write}),
+            "hide": [os.path.normpath(Path(cwd, path)) for path in self.hide],
             "disk_bytes": self.disk_bytes,
             "max_processes": self.max_processes,
             "cpu_seconds": self.cpu_seconds,
@@ -105,7 +172,7 @@ def check_namespaces() -> None:
     if sys.platform != "linux":
         why = f"it needs Linux, and this is {sys.platform}"
     else:
-        with _temporary() as folder:
+        with tempfile.TemporaryDirectory(prefix="leyden-") as folder:
             spec = {
                 "command": ["true"],
                 "env": {"PATH": "/usr/bin:/bin"},
@@ -114,6 +181,7 @@ def check_namespaces() -> None:
                 "addresses": [],
                 "read": {},
                 "write": {},
+                "hide": [],
             }
             limits: dict[str, Any] = {"disk_bytes": 2**20, "max_processes": None, "cpu_seconds": None}
             ended = subprocess.run(
@@ -138,14 +206,22 @@ def _enter(spec: Mapping[str, Any], path: Path) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parent), str(path)]
 
 
-def _temporary() -> Any:
-    import tempfile
-
-    return tempfile.TemporaryDirectory(prefix="leyden-")
-
-
 def _mapping(paths: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    return dict(paths) if isinstance(paths, Mapping) else {path: path for path in paths}
+    pairs = paths.items() if isinstance(paths, Mapping) else ((path, path) for path in paths)
+    return {os.path.normpath(inside): path for inside, path in pairs}
+
+
+def _real(paths: Mapping[str, str]) -> dict[str, str]:
+    return {inside: os.path.realpath(path) for inside, path in paths.items()}
+
+
+def _check_place(name: str, inside: str) -> None:
+    """Raise ConfigError for a folder that would replace the sandbox's own."""
+    place = Path(os.path.normpath(inside))
+    if any(place == Path(own) or place in Path(own).parents or Path(own) in place.parents for own in _OWN):
+        raise ConfigError(
+            f"{name} of the sandbox has {inside!r}, in whose place it has its own {', '.join(_OWN)}; give a folder elsewhere"
+        )
 
 
 def _address(url: str) -> tuple[str, int]:

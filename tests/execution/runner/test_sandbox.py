@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 import leyden as ly
-from leyden.errors import ConfigError
-from leyden.execution.sandbox import Sandbox, sandbox
+from leyden.errors import ConfigError, ProcessFailed
+from leyden.execution.sandbox import Sandbox, namespaces, sandbox
 from leyden.gateway import UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
@@ -258,6 +258,70 @@ async def test_a_program_that_is_not_there_is_named(store: InMemoryLightningStor
     assert "not found inside the sandbox" in ran.reason
 
 
+@pytest.mark.parametrize("code", [124, 125, 128 + 9, 128 + 15, 255])
+async def test_every_exit_code_is_the_programs_own(store: InMemoryLightningStore, code: int) -> None:
+    ran = await boxed(store, f"exit {code}", reward=lambda output: float(output.exit_code))
+    assert ran.reward == code, ran.attempt.metadata
+
+
+async def test_a_program_cannot_look_like_a_sandbox_that_failed() -> None:
+    for number in (namespaces.REFUSED, namespaces.LIMITED):
+        output = await Sandbox().run(["sh", "-c", f"kill -{number} $$"])
+        assert (output.exit_code, output.signal) == (128 + number, None)
+
+
+async def test_tests_run_on_what_an_agent_left_where_it_has_never_been(tmp_path: Path) -> None:
+    for name, text in {"tests/test.sh": "cat answer; echo 1 > /logs/reward.txt; exit 3", "app/answer": "42\n"}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    (tmp_path / "logs").mkdir()
+    box = Sandbox(
+        read={"/tests": str(tmp_path / "tests")},
+        write={"/app": str(tmp_path / "app"), "/logs": str(tmp_path / "logs")},
+    )
+    output = await box.run(["sh", "/tests/test.sh"], cwd="/app")
+    assert (output.exit_code, output.stdout) == (3, "42\n"), output.stderr
+    assert (tmp_path / "logs/reward.txt").read_text() == "1\n"
+    output = await box.run(["sh", "-c", "echo $X; sleep 60"], cwd="/app", env={"X": "y"}, timeout_seconds=1)
+    assert (output.stdout, output.cause) == ("y\n", "request")
+    output = await box.run(["true"], cwd="/app/nothing-here")
+    assert output.exit_code == 127
+    assert "/app/nothing-here" in output.stderr
+
+
+async def test_a_link_left_in_a_folder_leads_no_mount_out_of_the_sandbox(tmp_path: Path) -> None:
+    (app := tmp_path / "app").mkdir()
+    (app / "logs").symlink_to(f"../../../../../../old{tmp_path}/made")
+    (app / "git").symlink_to(f"/old{tmp_path}")
+    for options in (
+        {"write": {"/app": str(app), "/app/logs/x": str(tmp_path)}},
+        {"write": {"/app": str(app)}, "hide": ["git"]},
+    ):
+        with pytest.raises(ProcessFailed, match="is a link"):
+            await Sandbox(**cast(Any, options)).run(["true"], cwd="/app")
+    assert not (tmp_path / "made").exists()
+
+
+async def test_hidden_files_and_folders_are_empty(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text("ref")
+    (tmp_path / "key").write_text("secret")
+    line = "cat key .git/*; mv .git g; rm -rf .git; touch .git/new; ls .git | wc -l; mv key other"
+    box = Sandbox(hide=[".git", str(tmp_path / "key"), "not-there"])
+    output = await box.run(["sh", "-c", line], cwd=tmp_path)
+    assert output.stdout == "0\n"
+    assert (tmp_path / ".git/HEAD").read_text() == "ref"
+    assert (tmp_path / "key").read_text() == "secret"
+
+
+async def test_a_working_directory_behind_a_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "current").symlink_to(tmp_path / "real")
+    output = await Sandbox().run(["sh", "-c", "touch made; pwd"], cwd=tmp_path / "current")
+    assert output.stdout == f"{tmp_path}/current\n"
+    assert (tmp_path / "real/made").exists()
+
+
 KILLED = """
 import asyncio, sys
 import leyden as ly
@@ -278,7 +342,7 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     chain = psutil.Process(runner.pid).children(recursive=True)
-    assert len(chain) >= 5  # supervisor, door, process 1, shell, sleep
+    assert len(chain) >= 5, chain  # supervisor, door, process 1, shell, sleep
     index = {"supervisor": 0, "door": 1, "first": 2}
     (psutil.Process(runner.pid) if victim == "runner" else chain[index[victim]]).kill()
     deadline = time.monotonic() + 40
@@ -320,5 +384,10 @@ def test_paths_and_kinds_are_checked() -> None:
         Sandbox(read=["/no/such/folder"])
     with pytest.raises(ConfigError, match="absolute"):
         Sandbox(write={"work": "/tmp"})
+    for place in ("/", "/dev/shm", "/proc"):
+        with pytest.raises(ConfigError, match="/proc, /sys, /dev"):
+            Sandbox().wrap(["true"], directory="/tmp", cwd=place, env={}, urls=[])
+        with pytest.raises(ConfigError, match="/proc, /sys, /dev"):
+            Sandbox(write={place: "/tmp"})
     with pytest.raises(ConfigError, match="IPv4"):
         Sandbox().wrap(["true"], directory="/tmp", cwd=None, env={}, urls=["http://[2001:db8::1]:80"])

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from leyden.execution.runner.process.endpoint import AttemptReports
 from leyden.execution.runner.process.process_environment import Folder, variables
 from leyden.execution.runner.process.program import DIRECTORY, ProcessOutput, Program, RunningProgram
 from leyden.execution.runner.process.reported_reward import FORMS, read_reward
+from leyden.execution.runner.process.supervisor import remove_tree
 from leyden.execution.sandbox import Sandbox
 from leyden.execution.sandbox.namespaces import LIMITED, REFUSED
 from leyden.execution.sandbox.sandbox import check_namespaces
@@ -44,8 +44,8 @@ agent."""
 _COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
 """Exit codes by which shells, `env` and similar programs report a failed start. They are no reward of an agent."""
 _SANDBOX_ENDS: Final = {
-    REFUSED: "was not started: its sandbox could not be built",
-    LIMITED: "exceeded a limit of its sandbox",
+    f"signal {REFUSED}": "was not started: its sandbox could not be built",
+    f"signal {LIMITED}": "exceeded a limit of its sandbox",
 }
 _LAST_LINES = 5
 """The number of lines of standard error in a message."""
@@ -133,7 +133,7 @@ class ProcessAgent(LitAgent[Any]):
                 step.set(_attributes(output))
                 return await self._result(output, posted)
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, folder.path)
 
     def _program(self, folder: Folder, env: Mapping[str, str], urls: Iterable[str]) -> Program:
         """Return the program to start for one attempt, with its files in `folder`. A sandbox lets it reach `urls`."""
@@ -195,10 +195,10 @@ class ProcessAgent(LitAgent[Any]):
             )
         if output.cause == "request":
             return "was ended from outside: its supervisor received a signal to stop; run the rollout again"
+        if self.sandbox is not None and output.signal in _SANDBOX_ENDS:
+            return _SANDBOX_ENDS[output.signal]
         if output.signal is not None:
             return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
-        if self.sandbox is not None and output.exit_code in _SANDBOX_ENDS:
-            return _SANDBOX_ENDS[output.exit_code]
         if output.exit_code in _COULD_NOT_RUN:
             return f"exited with code {output.exit_code}: {_COULD_NOT_RUN[output.exit_code]}"
         if self.reward in ("last_line", "event") and output.exit_code != 0:
