@@ -67,7 +67,7 @@ class Sandbox:
             if (value := getattr(self, name)) is not None:
                 check_number(name, value, at_least=1)
         for name in ("read", "write"):
-            for inside, path in _mapping(getattr(self, name)).items():
+            for inside, path in mapping(getattr(self, name)).items():
                 if not inside.startswith("/") or not path.startswith("/"):
                     raise ConfigError(f"{name} of the sandbox has {inside!r}: {path!r}; both must be absolute paths")
                 if not Path(path).exists():
@@ -138,7 +138,7 @@ class Sandbox:
         """
         check_namespaces()
         cwd = os.path.normpath(Path(cwd or directory).absolute())
-        read, write = _mapping(self.read), _mapping(self.write)
+        read, write = mapping(self.read), mapping(self.write)
         own = [directory]
         if not any(Path(cwd).is_relative_to(seen) for seen in (*read, *write)):
             _check_place("cwd", cwd)
@@ -150,7 +150,7 @@ class Sandbox:
             "home": HOME,
             "addresses": sorted({_address(url) for url in urls}),
             "read": _real({**_own_files(command[0], env.get("PATH", os.defpath)), **read}),
-            "write": _real({**_mapping(own), **write}),
+            "write": _real({**mapping(own), **write}),
             "hide": [os.path.normpath(Path(cwd, path)) for path in self.hide],
             "disk_bytes": self.disk_bytes,
             "max_processes": self.max_processes,
@@ -206,7 +206,7 @@ def _enter(spec: Mapping[str, Any], path: Path) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parent), str(path)]
 
 
-def _mapping(paths: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+def mapping(paths: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
     pairs = paths.items() if isinstance(paths, Mapping) else ((path, path) for path in paths)
     return {os.path.normpath(inside): path for inside, path in pairs}
 

@@ -149,6 +149,54 @@ async def test_a_program_runs_where_and_with_what_it_is_told(
     assert ran.stdout.splitlines() == [str(tmp_path), "new yes none none", ids]
 
 
+@pytest.mark.parametrize("sandbox", ["none", "namespace", "/app"])
+async def test_each_attempt_works_in_a_copy_of_a_folder_which_the_reward_reads(
+    store: InMemoryLightningStore, tmp_path: Path, sandbox: str
+) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "name.txt").write_text(name)
+    seen: list[Path] = []
+
+    def reward(output: ly.ProcessOutput) -> float:
+        assert output.folder is not None
+        seen.append(output.folder)
+        assert output.stdout.split() == ([sandbox] if sandbox == "/app" else [str(output.folder)])
+        return float((output.folder / "name.txt").read_text() == f"{output.task}{output.task}")
+
+    options: dict[str, Any] = {"sandbox": sandbox} if sandbox != "/app" else {"sandbox": "namespace", "cwd": "/app"}
+    agent = ly.ProcessAgent(
+        sh("pwd; cat name.txt name.txt > two; mv two name.txt"),
+        reward=reward,
+        folder=lambda task: tmp_path / task,
+        **options,
+    )
+    ended = await run_all(store, agent, ["a", "b", "a"])
+    assert [each.reward for each in ended] == [1.0] * 3
+    assert len(set(seen)) == 3 and not any(path.exists() for path in seen)
+    assert (tmp_path / "a" / "name.txt").read_text() == "a"
+
+
+async def test_a_folder_that_is_not_there_is_named(store: InMemoryLightningStore) -> None:
+    ran = await run_one(store, ["true"], folder="/no/such/folder")
+    assert "'/no/such/folder', which is no folder" in str(ran.reason)
+    with pytest.raises(ConfigError, match="give one of them"):
+        ly.ProcessAgent(["true"], folder="/tmp", cwd="/tmp")
+
+
+async def test_a_subclass_makes_the_command_of_each_task(store: InMemoryLightningStore) -> None:
+    class Greeter(ly.ProcessAgent):
+        def prepare(self, task: Any, directory: Path, env: dict[str, str]) -> Sequence[str]:
+            (directory / "greeting").write_text(task)
+            env["WHERE"] = str(directory / "greeting")
+            return [*self.command, f"cat $WHERE; echo; echo {task}"]
+
+    agent = Greeter(["sh", "-c"], reward=lambda output: float(output.stdout == "hello\nhello\n"))
+    (ran,) = await run_all(store, agent, ["hello"])
+    assert ran.reward == 1.0
+    assert ran.process.attributes[semconv.PROCESS_COMMAND][-1].endswith("echo hello")
+
+
 async def test_its_folder_is_its_own_and_is_deleted(store: InMemoryLightningStore) -> None:
     line = 'echo made > "$LEYDEN_DIRECTORY/answer"; ls -ld "$LEYDEN_DIRECTORY"; ls "$LEYDEN_DIRECTORY"; echo "$LEYDEN_DIRECTORY"'
     seen: list[str] = []

@@ -11,10 +11,12 @@ import asyncio
 import inspect
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -29,7 +31,7 @@ from leyden.execution.runner.process.reported_reward import FORMS, read_reward
 from leyden.execution.runner.process.supervisor import remove_tree
 from leyden.execution.sandbox import Sandbox
 from leyden.execution.sandbox.namespaces import LIMITED, REFUSED
-from leyden.execution.sandbox.sandbox import check_namespaces
+from leyden.execution.sandbox.sandbox import check_namespaces, mapping
 from leyden.tracing import active_trace
 from leyden.types import LLM, AttemptedRollout, Attributes, NamedResources, semconv
 
@@ -47,6 +49,8 @@ _SANDBOX_ENDS: Final = {
     f"signal {REFUSED}": "was not started: its sandbox could not be built",
     f"signal {LIMITED}": "exceeded a limit of its sandbox",
 }
+_WORK = "work"
+"""The copy of `folder`, in the attempt's private folder."""
 _LAST_LINES = 5
 """The number of lines of standard error in a message."""
 _LAST_CHARACTERS = 1000
@@ -67,6 +71,7 @@ class ProcessAgent(LitAgent[Any]):
         reward: RewardSource = "exit_code",
         env: Mapping[str, str | None] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        folder: str | os.PathLike[str] | Callable[[Any], str | os.PathLike[str]] | None = None,
         task_on_stdin: bool = True,
         memory_bytes: int | None = None,
         output_bytes: int = 2**20,
@@ -78,6 +83,9 @@ class ProcessAgent(LitAgent[Any]):
             function) of its ProcessOutput: the returned value, which is treated like the return value of any agent.
         env: variables to add; the value None removes a variable.
         cwd: the folder that the program runs in; None: the runner's.
+        folder: a folder, or a function of the task that names one, of which each attempt gets a copy to run in. The
+            copy is deleted after the reward was read from it (`ProcessOutput.folder`). In a sandbox, `cwd` says where
+            the program sees the copy, such as /app.
         task_on_stdin: whether standard input holds the task; otherwise it is empty.
         memory_bytes: the limit of resident memory of all the program's processes together; a program above it is
             killed. Checked ten times a second, on Linux only.
@@ -97,13 +105,18 @@ class ProcessAgent(LitAgent[Any]):
             raise ConfigError(f"output_bytes is {output_bytes}; it must be at least 1024")
         self.reward, self.memory_bytes, self.output_bytes = reward, memory_bytes, output_bytes
         self.env = dict(env or {})
-        self.cwd = None if cwd is None else os.fspath(cwd)
+        self.cwd, self.folder = None if cwd is None else os.fspath(cwd), folder
         self.task_on_stdin = task_on_stdin
         if isinstance(cast(object, sandbox), Sandbox) or sandbox == "namespace":
             self.sandbox = Sandbox() if isinstance(sandbox, str) else sandbox
             check_namespaces()
         elif sandbox == "none":
             self.sandbox = None
+            if cwd is not None and folder is not None:
+                raise ConfigError(
+                    f"the program runs in cwd={self.cwd!r} or in a copy of folder={folder!r:.200}; give one of them, or a sandbox, in "
+                    "which the copy can stand at `cwd`"
+                )
         else:
             raise ConfigError(f"sandbox is {sandbox!r:.200}; possible: 'none', 'namespace', or a leyden Sandbox")
 
@@ -116,14 +129,14 @@ class ProcessAgent(LitAgent[Any]):
         folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
         try:
             folder.write(task, resources, rollout)
+            work = None if self.folder is None else await asyncio.to_thread(self._copied_folder, task, folder.path)
             trace = active_trace("ProcessAgent")
-            with (
-                trace.operation(semconv.PROCESS, {semconv.PROCESS_COMMAND: self.command}) as step,
-                closing(AttemptReports()) as posted,
-            ):
+            with trace.operation(semconv.PROCESS) as step, closing(AttemptReports()) as posted:
                 env = variables(folder, resources, rollout, posted, self.env, sandboxed=self.sandbox is not None)
                 urls = {each.endpoint for each in resources.values() if isinstance(each, LLM)} | {posted.url}
-                program = self._program(folder, env, urls)
+                command = _checked_command(self.prepare(task, folder.path, env))
+                step.set({semconv.PROCESS_COMMAND: command})
+                program = self._program(command, folder, work, env, urls)
                 running = RunningProgram(program)
                 try:
                     output = await running.output()
@@ -131,17 +144,38 @@ class ProcessAgent(LitAgent[Any]):
                     step.set(_attributes(await running.stop()))
                     raise
                 step.set(_attributes(output))
-                return await self._result(output, posted)
+                return await self._result(replace(output, command=command, folder=work, task=task), posted)
         finally:
             await asyncio.to_thread(remove_tree, folder.path)
 
-    def _program(self, folder: Folder, env: Mapping[str, str], urls: Iterable[str]) -> Program:
+    def prepare(self, task: Any, directory: Path, env: dict[str, str]) -> Sequence[str]:
+        """Return the command of one attempt: by default the agent's. Override it for a program whose task or model is
+        in its arguments or in files.
+
+        directory: the attempt's private folder (`LEYDEN_DIRECTORY`), in which to write such files.
+        env: the program's environment, which may be changed: it has the model's name, address and key.
+        """
+        return self.command
+
+    def _copied_folder(self, task: Any, directory: Path) -> Path:
+        """Return the attempt's own copy of `folder`. Raise ConfigError if there is no such folder."""
+        source = Path(self.folder(task) if callable(self.folder) else cast("str", self.folder)).resolve()
+        if not source.is_dir():
+            raise ConfigError(f"folder of the program is {str(source)!r}, which is no folder")
+        return Path(shutil.copytree(source, directory / _WORK, symlinks=True))
+
+    def _program(
+        self, command: list[str], folder: Folder, work: Path | None, env: Mapping[str, str], urls: Iterable[str]
+    ) -> Program:
         """Return the program to start for one attempt, with its files in `folder`. A sandbox lets it reach `urls`."""
         if self.memory_bytes is not None and sys.platform != "linux":
             raise ConfigError(f"memory_bytes={self.memory_bytes:,} needs Linux; leave it out on {sys.platform}")
-        command, cwd, directory = self.command, self.cwd or str(Path.cwd()), str(folder.path)
+        cwd, directory = str(work or self.cwd or Path.cwd()), str(folder.path)
         if self.sandbox is not None:
-            command = self.sandbox.wrap(command, directory=directory, cwd=self.cwd, env=env, urls=urls)
+            inside, sandbox = self.cwd or (None if work is None else str(work)), self.sandbox
+            if work is not None and self.cwd is not None:
+                sandbox = replace(sandbox, write={**mapping(sandbox.write), self.cwd: str(work)})
+            command = sandbox.wrap(command, directory=directory, cwd=inside, env=env, urls=urls)
             env, cwd = {DIRECTORY: directory}, "/"
         return Program(
             command=command,
@@ -160,7 +194,7 @@ class ProcessAgent(LitAgent[Any]):
         """
 
         def failed(why: str) -> ProcessFailed:
-            return ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
+            return ProcessFailed(f"`{_shown_command(output.command)}` {why}{_last_words(output)}")
 
         source = self.reward
         if why := self._failure(output):

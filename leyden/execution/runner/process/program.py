@@ -88,6 +88,10 @@ class ProcessOutput:
     left: list[int]
     """The ids of processes that could not be ended: they hang in the kernel, or belong to another user."""
     pid: int
+    folder: Path | None = None
+    """The attempt's copy of the agent's `folder`, as the program left it; None without one."""
+    task: Any = None
+    """The attempt's task."""
 
 
 class RunningProgram:
