@@ -35,12 +35,12 @@ def rewards_of(run: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_program_of_the_readme_learns(tmp_path: Path) -> None:
+def test_the_agent_with_a_tool_of_the_readme_learns(tmp_path: Path) -> None:
     run_program(programs("README.md")[0], tmp_path)
     [run] = (tmp_path / ".leyden").iterdir()
     rewards = rewards_of(run)
-    assert rewards[0] < 0.3
-    assert rewards[-1] > 0.7
+    assert rewards[0] < 0.5
+    assert sum(rewards[-3:]) / 3 > 0.7
 
 
 @pytest.mark.slow
@@ -48,16 +48,6 @@ def test_the_program_of_the_readme_learns(tmp_path: Path) -> None:
 def test_the_last_program_of_the_quickstart_trains_and_asks_both_models(tmp_path: Path) -> None:
     printed = run_program(programs("docs/quickstart.md")[-1].replace("n_steps=20", "n_steps=1"), tmp_path)
     assert [line.split()[:2] for line in printed.splitlines()] == [["2", "before:"], ["5", "before:"]]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_agent_with_a_tool_of_the_training_page_learns(tmp_path: Path) -> None:
-    run_program(programs("docs/training.md")[0], tmp_path)
-    [run] = (tmp_path / ".leyden").iterdir()
-    rewards = rewards_of(run)
-    assert rewards[0] < 0.5
-    assert sum(rewards[-3:]) / 3 > 0.7
 
 
 @pytest.mark.slow

@@ -110,6 +110,8 @@ def test_every_page_shows_the_rows_of_its_benchmarks_and_keeps_the_rest(pages: d
         assert text.startswith("before\n")
         assert text.endswith("<!-- bench:end -->\nafter\n")
         assert "old" not in text
+    for path in (pages["summary"], page):
+        text = path.read_text()
         assert "| claims | 1/s | 1,230 | 100 (other 1.0) | **12.3x** (10 to 15) |\n" in text
         assert "| alone | s | 0.0457 |  |  |\n" in text
     assert page.read_text().index("## b\n") < page.read_text().index("## a\n")
@@ -124,7 +126,7 @@ def test_a_benchmark_must_be_on_a_page_and_have_results(pages: dict[str, Path]):
         report.rewrite_pages(**pages)
 
 
-def test_the_readme_has_the_headlines_alone(pages: dict[str, Path]):
+def test_the_summary_has_the_headlines_alone(pages: dict[str, Path]):
     rows = [Row(name, "1/s", 12, None, None, None, 5, 10, 15, 1) for name in (store.HEADLINES[0], "by the way")]
     table = Table("Calls", ["store", "claim"], [["in memory", "30 / 40"]])
     report.save("store", [*rows, table], results=pages["results"])
@@ -135,21 +137,25 @@ def test_the_readme_has_the_headlines_alone(pages: dict[str, Path]):
         "Calls\n\n| store | claim |\n| --- | --- |\n| in memory |"
     )
     assert report.load("store", results=pages["results"]) == rows
-    readme = pages["readme"].read_text()
-    assert store.HEADLINES[0] in readme
-    assert "by the way" not in readme
-    assert "Calls" not in readme
+    summary = pages["summary"].read_text()
+    assert store.HEADLINES[0] in summary
+    assert "by the way" not in summary
+    assert "Calls" not in summary
 
 
-def test_the_readme_shows_a_headline_beside_the_peer_that_comes_closest():
+def test_the_summary_shows_a_headline_beside_the_peer_that_comes_closest():
     name = store.HEADLINES[0]
     rows = [Row(name, "1/s", 12, 12 / ratio, f"peer {ratio}", ratio, 5, 1, 9, 1) for ratio in (5.0, 2.0, 3.0)]
     assert report.headlines("store", rows) == [rows[1]]
 
 
-def test_the_readme_has_ten_headlines():
+def test_the_summary_has_ten_headlines_and_the_readme_four_of_them():
     names = [path.stem for path in report.RESULTS.glob("*.json")]
-    assert sum(len(report.headlines(name, report.load(name))) for name in names) == 10
+    rows = [row.row for name in names for row in report.headlines(name, report.load(name))]
+    assert len(rows) == 10
+    assert set(rows) >= report.README_ROWS
+    readme = report.MARKED.findall(report.README.read_text())[0][1]
+    assert {line.split(" | ")[0].removeprefix("| ") for line in readme.splitlines()[2:]} == report.README_ROWS
 
 
 @pytest.mark.parametrize("name", ["store", "store_scale", "gateway"])
