@@ -14,7 +14,7 @@ It needs Linux 5.12 (`mount_setattr`) with user namespaces. Where the kernel ref
 and a line that says what.
 """
 
-# ruff: noqa: PTH101, PTH108, PTH114, PTH102, PTH103, PTH110, PTH112, PTH115, PTH120, PTH123, PTH208, PTH211 -- as in supervisor.py
+# ruff: noqa: PTH101, PTH108, PTH114, PTH102, PTH103, PTH110, PTH112, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211 -- as in supervisor.py
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ _MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}.get(os.uname()
 _AT_RECURSIVE = 0x8000
 _READ_ONLY, _ATTR_NO_SUID, _ATTR_NO_DEVICES = 0x1, 0x2, 0x4
 _PARENT_DEATH_SIGNAL, _DUMPABLE, _DROP_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 4, 24, 38  # PR_SET_PDEATHSIG, ...
+_SECCOMP = 22
 _GET_FLAGS, _SET_FLAGS, _SET_ADDRESS = 0x8913, 0x8914, 0x8916  # SIOCGIFFLAGS, ...
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -62,20 +63,28 @@ _ETC = (
 )  # fmt: skip
 """What the program sees of /etc: nothing that holds a secret."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver")
-_HIDDEN_PROC = (
-    "kcore",
-    "keys",
-    "kmsg",
-    "kallsyms",
-    "timer_list",
-    "sched_debug",
-    "config.gz",
-    "latency_stats",
-    "key-users",
-)
+_PROC = ("cgroups", "cpuinfo", "devices", "filesystems", "loadavg", "meminfo", "stat", "swaps", "sysvipc", "uptime", "version",
+         "vmstat")  # fmt: skip
+"""What the program sees of /proc beside its processes and, read-only, /proc/sys. The rest tells of the machine or
+changes it: root may read and write much there without a capability."""
+_X86 = os.uname().machine == "x86_64"
+_SYSTEM_CALLS = {
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),  # keys of this user, outside too
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "open_by_handle_at": (304, 265),
+    "syslog": (103, 116), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),  # opens sockets unseen
+}  # fmt: skip
+"""The system calls that the program does not have: their numbers on x86-64 and on AArch64."""
+_SOCKET, _IOCTL, _ARCHITECTURE = (41, 16, 0xC000003E) if _X86 else (198, 29, 0xC00000B7)
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+"""The kinds of socket that the program has. Others, as of a virtual machine's host, are in no network namespace."""
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_SMALLEST_FILE = 4096
+"""The bytes that each file counts at least, because a file system may also run out of files."""
+_TOO_DEEP = 2**62
+"""The size of a folder in which paths are longer than the system reads."""
 _WATCH_SECONDS = 0.5
-"""Seconds between two checks of the number of processes and of the size of the writable folders."""
+"""Seconds between two checks of processes, CPU time and the size of the writable folders."""
 
 
 class _Refused(Exception):
@@ -121,6 +130,8 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) 
     """Relay connections and watch limits until process 1 ends. Return the program's status, as `wait` gives it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the program decides what it does about them
         signal.signal(number, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     relay = _Relay()
     before = {path: _size(path) for path in spec["write"].values() if spec["disk_bytes"] is not None}
     if spec["addresses"]:
@@ -184,7 +195,10 @@ class _Relay:
         """Wait for events, at most `seconds`, and handle them."""
         for fd, event in self.poll.poll(seconds * 1000):
             if fd in self._outside:
-                self._connect(self._sockets[fd].accept()[0], *self._outside[fd])
+                try:
+                    self._connect(self._sockets[fd].accept()[0], *self._outside[fd])
+                except OSError:  # too many connections; it waits until one ends
+                    time.sleep(0.01)
             elif fd in self._peers:
                 try:
                     if event & (select.POLLOUT | select.POLLERR):
@@ -271,31 +285,61 @@ def _exceeded(spec: dict[str, Any], first: int, before: dict[str, int]) -> str |
 
     before: the sizes of the writable folders at the start.
     """
-    if (most := spec["max_processes"]) is not None and (found := _count(first)) > most:
-        return f"the program was ended: it had {found} processes; max_processes={most}"
+    pids = _descendants(first)
+    if (most := spec["max_processes"]) is not None and len(pids) > most:
+        return f"the program was ended: it had {len(pids)} processes; max_processes={most}"
+    if (most := spec["cpu_seconds"]) is not None and (used := sum(map(_cpu_seconds, (first, *pids)))) > most:
+        return f"the program was ended: its processes used {used:.1f} seconds of CPU time; cpu_seconds={most}"
     if (most := spec["disk_bytes"]) is not None:
         for path, size in before.items():
-            if (grown := _size(path) - size) > most:
+            if (grown := _size(path) - size) > _TOO_DEEP // 2:
+                return f"the program was ended: {path} holds a path that is longer than the system reads"
+            elif grown > most:
                 return f"the program was ended: {path} has grown by {grown:,} bytes; disk_bytes={most:,}"
+        if (held := _deleted_bytes(pids)) > most:
+            return f"the program was ended: it held {held:,} bytes in deleted files; disk_bytes={most:,}"
     return None
 
 
-def _count(pid: int) -> int:
-    """Return the number of a process's descendants."""
-    unread, found = [pid], -1
+def _descendants(pid: int) -> list[int]:
+    unread, found = [pid], list[int]()
     while unread:
-        parent, found = unread.pop(), found + 1
+        parent = unread.pop()
         try:
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{thread}/children", "rb") as children:
-                    unread += map(int, children.read().split())
+                    unread += (each := list(map(int, children.read().split())))
+                    found += each
         except OSError:  # it has just ended
             continue
     return found
 
 
+def _cpu_seconds(pid: int) -> float:
+    """Return what a process and its ended descendants have used."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
+
+
+def _deleted_bytes(pids: list[int]) -> int:
+    """Return the size of the files that processes hold open and that no folder has, as those in memory (memfd)."""
+    sizes: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                each = os.stat(f"/proc/{pid}/fd/{name}")
+                if not each.st_nlink:
+                    sizes[each.st_dev, each.st_ino] = each.st_blocks * 512
+        except OSError:
+            continue
+    return sum(sizes.values())
+
+
 def _size(path: str) -> int:
-    """Return the bytes on disk of a folder's files."""
+    """Return the bytes on disk of what a folder holds."""
     total, folders = 0, [path]
     while folders:
         try:
@@ -303,10 +347,11 @@ def _size(path: str) -> int:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-        except OSError:  # deleted meanwhile
-            continue
+                    total += max(entry.stat(follow_symlinks=False).st_blocks * 512, _SMALLEST_FILE)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return _TOO_DEEP
+            continue  # deleted meanwhile
     return total
 
 
@@ -364,7 +409,8 @@ def _inside(host: str) -> str:
 
 def _root(spec: dict[str, Any]) -> None:
     """Build the root from the machine's own files and make it this process's root."""
-    size = "" if spec["disk_bytes"] is None else f"size={spec['disk_bytes']}"
+    pages = None if spec["disk_bytes"] is None else spec["disk_bytes"] // 4096 + 1
+    size = "" if pages is None else f"size={spec['disk_bytes']},nr_inodes={pages + 100}"
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755")
     for name in ("old", "new", "scratch"):
@@ -410,21 +456,21 @@ def _root(spec: dict[str, Any]) -> None:
         elif os.path.exists(target):
             _mount("/old/dev/null", target, None, _BIND)
     _mount("proc", "/new/proc", "proc", _NO_SUID | _NO_DEVICES)
-    for path, text in (
-        ("user/max_user_namespaces", "0"),
-        ("kernel/pid_max", str(min(2**22, 301 + (spec["max_processes"] or 2**22)))),
-    ):
+    _write("/new/proc/sys/user/max_user_namespaces", "0")
+    limits = {"kernel/pid_max": 301 + spec["max_processes"] if spec["max_processes"] else None, "kernel/shmall": pages}
+    for path, most in limits.items():
         try:
-            _write(f"/new/proc/sys/{path}", text)
+            if most is not None:
+                _write(f"/new/proc/sys/{path}", str(min(2**22, most)))
         except OSError:  # an older kernel; the door watches the number of processes
             pass
-    for name in _READ_ONLY_PROC:
-        if os.path.exists(f"/new/proc/{name}"):
-            _mount(f"/new/proc/{name}", f"/new/proc/{name}", None, _BIND | _RECURSIVE)
-            _set_attributes(f"/new/proc/{name}", _READ_ONLY)
-    for name in _HIDDEN_PROC:
-        if os.path.exists(f"/new/proc/{name}"):
-            _mount("/old/dev/null", f"/new/proc/{name}", None, _BIND)
+    for name in os.listdir("/new/proc"):
+        place = f"/new/proc/{name}"
+        if name == "sys":
+            _mount(place, place, None, _BIND | _RECURSIVE)
+            _set_attributes(place, _READ_ONLY)
+        elif not (name in _PROC or name.isdigit() or os.path.islink(place)):
+            _mount("/scratch/hidden" if os.path.isdir(place) else "/old/dev/null", place, None, _BIND)
     _set_attributes("/new", _READ_ONLY, deep=False)
     os.chdir("/new")
     _pivot(".", ".")
@@ -450,6 +496,28 @@ def _bind(path: str, inside: str, *, read_only: bool) -> None:
         _set_attributes(target, _ATTR_NO_SUID | _ATTR_NO_DEVICES | (_READ_ONLY if read_only else 0))
 
 
+def _rules() -> bytes:
+    """Return the filter of system calls, as the kernel's small machine reads it (seccomp, classic BPF)."""
+
+    def load(offset: int) -> bytes:
+        return struct.pack("=HBBI", 0x20, 0, 0, offset)
+
+    def answer(error: int | None) -> bytes:
+        return struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000 if error is None else 0x50000 | error)
+
+    def if_equal(value: int, then: bytes) -> bytes:
+        return struct.pack("=HBBI", 0x15, 0, len(then) // 8, value) + then
+
+    # the number of the call stands at 0, the architecture at 4, the arguments at 16, 24, ...
+    foreign = struct.pack("=HBBI", 0x15, 1, 0, _ARCHITECTURE) + answer(errno.ENOSYS)
+    foreign += load(0) + struct.pack("=HBBI", 0x35, 0, 1, 0x40000000) + answer(errno.ENOSYS)  # x32
+    refused = b"".join(if_equal(each[not _X86], answer(errno.EPERM)) for each in _SYSTEM_CALLS.values())
+    families = b"".join(if_equal(int(each), answer(None)) for each in _FAMILIES) + answer(errno.EAFNOSUPPORT)
+    terminal = b"".join(if_equal(each, answer(errno.EPERM)) for each in _TERMINAL_INPUT) + answer(None)
+    sockets = if_equal(_SOCKET, load(16) + families) + if_equal(_IOCTL, load(24) + terminal)
+    return load(4) + foreign + refused + sockets + answer(None)
+
+
 def _target(inside: str) -> str:
     """Return where a path of the sandbox is while it is built. A link, left by a program, would lead out of it."""
     target = "/new"
@@ -468,6 +536,10 @@ def _become(spec: dict[str, Any]) -> NoReturn:
             for capability in range(64):
                 _LIBC.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)
         _check(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+        rules = ctypes.create_string_buffer(_rules())
+        program = struct.pack("@HP", len(rules) // 8, ctypes.addressof(rules))
+        _check(_LIBC.prctl(_SECCOMP, 2, program, 0, 0), "a filter of system calls")
+        os.setsid()  # no terminal
         limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NPROC, spec["max_processes"]), (resource.RLIMIT_FSIZE, spec["disk_bytes"]),
                   (resource.RLIMIT_CPU, spec["cpu_seconds"])]  # fmt: skip
         for kind, most in limits:

@@ -54,13 +54,13 @@ class Sandbox:
     """Files and folders that are empty inside, such as a `.git` whose history holds the answer: absolute paths, or
     paths below the working directory."""
     disk_bytes: int | None = 2**31
-    """The limit of each file; of what each folder that the program can change grows by, checked twice a second; and of
-    its home and /tmp together, which are in memory. None: no limit."""
+    """The limit of each file; of its home and /tmp together, which are in memory; and, checked twice a second, of what
+    each folder that the program can change grows by and of deleted files that it holds open. None: no limit."""
     max_processes: int | None = 512
     """The limit of processes and threads. For root on Linux before 6.14 the kernel has none, and processes are counted
     twice a second."""
     cpu_seconds: int | None = None
-    """The limit of CPU seconds of each process."""
+    """The limit of CPU seconds of all processes together, checked twice a second, and of each process."""
 
     def __post_init__(self) -> None:
         for name in ("disk_bytes", "max_processes", "cpu_seconds"):

@@ -111,13 +111,11 @@ ls /proc/*/root/{str(tests)[1:]} && echo by_proc
 cat /proc/1/environ | grep -q . && echo environ
 ls /proc/1/cwd/ && echo cwd
 env | grep ANSWER
-echo $(ls -d /proc/[0-9]* | wc -l) processes $(ls -A ~ | wc -l) files
+test $(ls -d /proc/[0-9]* | wc -l) -le 5 && echo few processes, $(ls -A ~ | wc -l) files
 """
     ran = await boxed(store, looks, cwd=work)
     assert ran.reward == 1.0, ran.process.attributes
-    assert ran.stdout.split() == ["5", "processes", "0", "files"], (
-        ran.stdout
-    )  # itself, its shell and process 1, ls or wc
+    assert ran.stdout == "few processes, 0 files\n"  # its shells, process 1, ls and wc
 
 
 async def test_it_cannot_change_the_machine(store: InMemoryLightningStore, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def take_work(
     limit_bytes, limit_files: how much is taken and read at most.
     """
     root, target = Path(source).resolve(), Path(into).resolve()
+    target.mkdir(parents=True, exist_ok=True)
     folders, left_out, files, size = [root], list[str](), 0, 0
     while folders:
         folder = folders.pop()
