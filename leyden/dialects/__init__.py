@@ -13,6 +13,7 @@ counterpart raises `Untranslatable`, which names the field. Unknown fields are k
 - `chat_reader`: answers and chunks of chat servers, read into one form;
 - `ordering`: tool calls of a stream, one after the other;
 - `sampling`: the sampling parameters, and the values that change nothing;
+- `pinned_sampling`: sampling that an attempt's address sets in place of the program's own;
 - `messages`, `responses`: a package each, with its dialect and its translations;
 - `request_checks`: refuse malformed requests before any model sees them;
 - `encoding`, `fields`: JSON and events as bytes, reading fields.

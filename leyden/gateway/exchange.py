@@ -40,6 +40,8 @@ class Exchange:
     raw: bytes
     """The body of the request, with the `sampling_overrides` of the rollout's mode once they are applied."""
     mode: str | None = None
+    pins: dict[str, float] = field(default_factory=dict[str, float])
+    """The sampling that the attempt's address pins."""
     sampling_key: str = ""
     """The key of the attempt, from which the seeds of its calls are derived."""
     replay: CallReplay | None = None

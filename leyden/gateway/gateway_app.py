@@ -36,6 +36,7 @@ from leyden._lib.host.http import (
     send_reply,
 )
 from leyden.dialects import DIALECTS, Dialect, dump
+from leyden.dialects.pinned_sampling import read_pinned
 from leyden.errors import StoreError
 from leyden.gateway.asgi import (
     attempt_of_headers,
@@ -202,14 +203,14 @@ class GatewayApp:
             path = path.split("/", 2)[-1]
             parts = path.split("/", 4)
         match parts:
-            case ["rollout", rollout_id, "attempt", attempt_id, rest] if rest.startswith("v1/"):
-                route = rest.removeprefix("v1/")
+            case ["rollout", rollout_id, "attempt", attempt_id, rest] if found := _route_and_pins(rest):
+                route, pins = found
                 key = unquote(rollout_id), unquote(attempt_id)
                 # Without a token a key proves nothing, and the URL of each call counts.
                 if claim is not None or self._token is not None:
                     _check_same(key, key_of)
             case _:
-                route = path.removeprefix("v1/")
+                route, pins = path.removeprefix("v1/"), {}
                 key = key_of or attempt_of_headers(scope)
         kept = next((prefix for prefix in self._kept_routes if route.startswith(prefix) and route != prefix), None)
         if key is None and (route in self._routes or kept):
@@ -220,7 +221,7 @@ class GatewayApp:
             # With a token, an attempt's key proves whose call it is, whatever its headers say.
             proven = claim is not None or (self._token is not None and key_of is not None)
             sender = None if proven else attempt_of_headers(scope)
-            return await self._call(scope, receive, send, *key, dialect, claim, sender)
+            return await self._call(scope, receive, send, *key, dialect, claim, sender, pins)
         if key is not None and kept:
             return await self._kept_response(
                 scope, send, key, unquote(route.removeprefix(kept)), self._kept_routes[kept]
@@ -329,12 +330,14 @@ class GatewayApp:
         dialect: Dialect,
         claim: _SignedClaim | None,
         sender: AttemptKey | None,
+        pins: dict[str, float],
     ) -> None:
         """Admit one model call to its attempt, relay it to a model server and record it. A retry of a finished call
         gets the recorded response again.
 
         claim: the signed permission of a live rollout that the store may not have yet; None for other rollouts.
         sender: the attempt whose code sent the call, by its headers; None if they do not say.
+        pins: the sampling that the address pins.
         """
         start_time = time.time()
         raw = await read_request(scope, receive, self._max_body_bytes)
@@ -389,6 +392,7 @@ class GatewayApp:
             send,
             raw,
             mode=admission.mode,
+            pins=pins,
             sampling_key=admission.sampling_key,
             replay=admission.replay,
             spent=admission.spent,
@@ -474,6 +478,21 @@ def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
         task.cancel()
     elif not exchange.recorded:
         asyncio.get_running_loop().call_later(_REST_SECONDS, lambda: exchange.recorded or task.cancel())
+
+
+def _route_and_pins(rest: str) -> tuple[str, dict[str, float]] | None:
+    """Return the route that follows an attempt's ids in a path, with the sampling that it pins; None without a route.
+
+    Raise Refusal for pins that cannot be read.
+    """
+    first, slash, route = rest.partition("/")
+    if first == "v1" and slash:
+        return route, {}
+    try:
+        pins = read_pinned(first)
+    except ValueError as error:
+        raise Refusal(404, "route_not_found", f"the address pins sampling that cannot be read: {error}") from error
+    return None if pins is None or not route.startswith("v1/") else (route.removeprefix("v1/"), pins)
 
 
 def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:

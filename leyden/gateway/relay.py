@@ -26,6 +26,7 @@ from leyden.dialects import (
     parse_request,
     split_events,
 )
+from leyden.dialects.pinned_sampling import pin
 from leyden.errors import StoreError, Untranslatable
 from leyden.gateway.asgi import Headers, send_refusal
 from leyden.gateway.attempts import AttemptKey
@@ -168,8 +169,9 @@ class Relay:
         if await self._replay(exchange):
             return
         overrides = self._options.sampling_overrides.get(exchange.mode or "")
-        if overrides and call.operation != "embeddings":
-            call.request = exchange.request = {**exchange.request, **overrides}
+        if (overrides or exchange.pins) and call.operation != "embeddings":
+            pinned = pin(exchange.request, exchange.pins, exchange.dialect.path) if exchange.pins else exchange.request
+            call.request = exchange.request = {**pinned, **(overrides or {})}
             exchange.raw = dump(exchange.request)
         await self._gate.enter()
         try:

@@ -662,3 +662,69 @@ def test_a_sandbox_without_the_limit_that_marks_processes_can_run_programs(monke
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
     supervisor._drop_mark()
+
+
+# ---- sampling ------------------------------------------------------------------------------------------------------------
+
+ASK = """
+import json, os, sys, urllib.request
+body = {"model": "fake", **json.loads(sys.argv[2])}
+request = urllib.request.Request(
+    f"{os.environ['OPENAI_BASE_URL']}/{sys.argv[1]}", json.dumps(body).encode(),
+    {"content-type": "application/json", "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+)
+print(urllib.request.urlopen(request).status)
+"""
+TURN = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "used"),
+    [
+        ("chat/completions", {"messages": TURN}, {"temperature": 0.5, "max_tokens": 8}),
+        (
+            "chat/completions",
+            {"messages": TURN, "temperature": 1.3, "top_p": 0.8, "top_k": 20, "max_completion_tokens": 16_384},
+            {"temperature": 0.5, "max_completion_tokens": 8},
+        ),
+        ("chat/completions", {"messages": TURN, "max_tokens": 3}, {"temperature": 0.5, "max_tokens": 3}),
+        ("messages", {"messages": TURN, "max_tokens": 32_000, "top_k": 5}, {"temperature": 0.5, "max_tokens": 8}),
+        (
+            "responses",
+            {"input": "hi", "top_p": 0.9, "max_output_tokens": 9},
+            {"temperature": 0.5, "max_completion_tokens": 8},
+        ),
+        ("responses", {"input": "hi"}, {"temperature": 0.5, "max_completion_tokens": 8}),
+    ],
+)
+async def test_the_sampling_of_a_program_is_that_of_its_resource(
+    store: InMemoryLightningStore, route: str, asked: dict[str, Any], used: dict[str, Any]
+) -> None:
+    names = ("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens")
+    async with FakeUpstream() as upstream, ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        for pinned in (True, False):
+            llm = proxy.as_resource(sampling_parameters={"temperature": 0.5, "max_tokens": 8, "stop": ["x"]})
+            await store.add_resources({"llm": llm})
+            ran = await run_one(store, [*python(ASK), route, json.dumps(asked)], pin_sampling=pinned)
+            assert ran.stdout == "200\n", ran.process.attributes
+            sent = {name: value for name, value in upstream.requests[-1].items() if name in names}
+            if pinned:
+                assert sent == used
+                (call,) = [span for span in ran.spans if span.name == semconv.MODEL_CALL]
+                recorded = json.loads(str(call.attributes.get(semconv.REQUEST_FIELDS, "{}")))
+                assert {
+                    name: asked[name] for name in asked if name not in ("messages", "input")
+                }.items() <= recorded.items()
+                assert call.attributes["gen_ai.request.temperature"] == 0.5
+            else:
+                assert sent.get("temperature") == asked.get("temperature")
+
+
+async def test_pins_that_cannot_be_read_are_refused(store: InMemoryLightningStore) -> None:
+    async with FakeUpstream() as upstream, ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        llm = proxy.as_resource()
+        for pins in ("temperature=x", "temperature=nan", "top_k=3", "temperature=1,temperature=0", "temperature=-1"):
+            url = f"{llm.get_base_url('r', 'a').removesuffix('v1')}sampling,{pins}/v1/chat/completions"
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                await asyncio.to_thread(urllib.request.urlopen, url, b"{}")
+            assert refused.value.code == 404 and b"pins sampling" in refused.value.read()

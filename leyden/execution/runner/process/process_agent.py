@@ -25,7 +25,7 @@ from leyden.agent import LitAgent
 from leyden.errors import ConfigError, ProcessFailed
 from leyden.execution.runner.calls import call_sync
 from leyden.execution.runner.process.endpoint import AttemptReports
-from leyden.execution.runner.process.process_environment import Folder, variables
+from leyden.execution.runner.process.process_environment import Folder, own_resources, variables
 from leyden.execution.runner.process.program import DIRECTORY, ProcessOutput, Program, RunningProgram
 from leyden.execution.runner.process.reported_reward import FORMS, read_reward
 from leyden.execution.runner.process.supervisor import remove_tree
@@ -73,6 +73,7 @@ class ProcessAgent(LitAgent[Any]):
         cwd: str | os.PathLike[str] | None = None,
         folder: str | os.PathLike[str] | Callable[[Any], str | os.PathLike[str]] | None = None,
         task_on_stdin: bool = True,
+        pin_sampling: bool = True,
         memory_bytes: int | None = None,
         output_bytes: int = 2**20,
         sandbox: Sandbox | Literal["namespace", "none"] = "none",
@@ -87,6 +88,9 @@ class ProcessAgent(LitAgent[Any]):
             copy is deleted after the reward was read from it (`ProcessOutput.folder`). In a sandbox, `cwd` says where
             the program sees the copy, such as /app.
         task_on_stdin: whether standard input holds the task; otherwise it is empty.
+        pin_sampling: whether the gateway uses the model's `sampling_parameters` in place of what the program asks for:
+            temperature and top_p, and max_tokens as an upper limit. If these have a temperature, other parameters of
+            the program that change the distribution are left out.
         memory_bytes: the limit of resident memory of all the program's processes together; a program above it is
             killed. Checked ten times a second, on Linux only.
         output_bytes: how much of standard output, and of standard error, is kept: one half from the head, one from the
@@ -106,7 +110,7 @@ class ProcessAgent(LitAgent[Any]):
         self.reward, self.memory_bytes, self.output_bytes = reward, memory_bytes, output_bytes
         self.env = dict(env or {})
         self.cwd, self.folder = None if cwd is None else os.fspath(cwd), folder
-        self.task_on_stdin = task_on_stdin
+        self.task_on_stdin, self.pin_sampling = task_on_stdin, pin_sampling
         if isinstance(cast(object, sandbox), Sandbox) or sandbox == "namespace":
             self.sandbox = Sandbox() if isinstance(sandbox, str) else sandbox
             check_namespaces()
@@ -128,7 +132,8 @@ class ProcessAgent(LitAgent[Any]):
         """
         folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
         try:
-            folder.write(task, resources, rollout)
+            resources = own_resources(resources, rollout, pin_sampling=self.pin_sampling)
+            folder.write(task, resources)
             work = None if self.folder is None else await asyncio.to_thread(self._copied_folder, task, folder.path)
             trace = active_trace("ProcessAgent")
             with trace.operation(semconv.PROCESS) as step, closing(AttemptReports()) as posted:

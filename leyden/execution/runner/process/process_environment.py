@@ -16,6 +16,7 @@ from urllib.parse import quote
 from opentelemetry import trace as otel_trace
 
 from leyden._lib.host.orphans import RUNNER_MARK
+from leyden.dialects.pinned_sampling import pinned_part
 from leyden.execution.runner.process.endpoint import AttemptReports
 from leyden.execution.runner.process.program import DIRECTORY
 from leyden.execution.sandbox import harmless_variables
@@ -42,16 +43,22 @@ class Folder:
         """The file with the resources by name, each model with the attempt's own address."""
         return self.path / "resources.json"
 
-    def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
+    def write(self, task: Any, resources: NamedResources) -> None:
         """Write both files. Raise TypeError for a task that is no JSON value."""
         self.task.write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
-        ids = rollout.rollout_id, rollout.attempt.attempt_id
-        own = {
-            name: each.with_attempted_rollout(*ids) if isinstance(each, ProxyLLM) else each
-            for name, each in resources.items()
-        }
-        plain = {name: resource.model_dump(mode="json") for name, resource in own.items()}
+        plain = {name: resource.model_dump(mode="json") for name, resource in resources.items()}
         self.resources.write_text(json.dumps(plain) + "\n")
+
+
+def own_resources(resources: NamedResources, rollout: AttemptedRollout, *, pin_sampling: bool) -> NamedResources:
+    """Return the resources with the attempt's own address in place of the gateway's, which may pin their sampling."""
+    own = dict(resources)
+    for name, each in resources.items():
+        if isinstance(each, ProxyLLM):
+            llm = each.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
+            part = pinned_part(llm.sampling_parameters) if pin_sampling else ""
+            own[name] = llm.model_copy(update={"endpoint": f"{llm.endpoint.removesuffix('v1')}{part}v1"})
+    return own
 
 
 def variables(
@@ -71,7 +78,7 @@ def variables(
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     merged: dict[str, str | None] = {**(harmless_variables(inherited) if sandboxed else inherited)}
     if llm := next((resource for resource in resources.values() if isinstance(resource, LLM)), None):
-        route = CallRoute(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
+        route = CallRoute(*ids, base_url=llm.endpoint, api_key=llm.api_key)
         merged |= {**route.environment(), "LEYDEN_MODEL": llm.model}
     step = otel_trace.get_current_span().get_span_context()
     marks = [
