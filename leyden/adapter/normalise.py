@@ -223,6 +223,7 @@ def _is_litellm(span: Span) -> bool:
 
 
 def _is_weave(span: Span) -> bool:
+    # Agent Lightning's tracer for Weave writes only here what a model said
     return any(name.startswith(f"{semconv.AGL_OPERATION_OUTPUT}.choices") for name in span.attributes)
 
 

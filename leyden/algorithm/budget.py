@@ -142,8 +142,8 @@ class Budget:
         if self.tokens is not None and self.tokens_per_attempt is not None:
             found.append(_Account("tokens", self.tokens, self.used_tokens, reserved, self.tokens_per_attempt))
         if self.cost is not None and self.cost_per_attempt is not None:
-            limit = _whole(self.cost_per_attempt)
-            found.append(_Account("cost", _whole(self.cost), self._used_cost, reserved, limit))
+            limit = _in_billionths(self.cost_per_attempt)
+            found.append(_Account("cost", _in_billionths(self.cost), self._used_cost, reserved, limit))
         return found
 
     def metrics(self) -> dict[str, float]:
@@ -174,7 +174,7 @@ class Budget:
         """Count at least what an earlier process had spent, even if the store has deleted some of its rollouts."""
         self.used = max(self.used, int(spent["rollouts"]))
         self.used_tokens = max(self.used_tokens, int(spent.get("tokens", 0)))
-        self._used_cost = max(self._used_cost, _whole(spent.get("cost", 0.0)))
+        self._used_cost = max(self._used_cost, _in_billionths(spent.get("cost", 0.0)))
         self.earlier_seconds = max(self.earlier_seconds, spent["seconds"])
 
     # ---- rollouts --------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Budget:
             if cost is None:
                 cost = 0.0 if tokens == 0 else self.cost_per_attempt or 0.0
             self.used_tokens += max(tokens, self.tokens_per_attempt or 0) if is_cut else tokens
-            self._used_cost += _whole(max(cost, self.cost_per_attempt or 0.0) if is_cut else cost)
+            self._used_cost += _in_billionths(max(cost, self.cost_per_attempt or 0.0) if is_cut else cost)
         self._settled += 1
         return problem
 
@@ -274,7 +274,7 @@ class Budget:
             return None
         if attempt.cost is None and tokens:
             return f"{name} called a model without a price, and counts with cost_per_attempt; give price_per_million"
-        if attempt.cost is not None and _whole(attempt.cost) > _whole(self.cost_per_attempt):
+        if attempt.cost is not None and _in_billionths(attempt.cost) > _in_billionths(self.cost_per_attempt):
             return f"{name} cost {figure(attempt.cost)}, more than cost_per_attempt={self.cost_per_attempt:g}"
         return None
 
@@ -330,5 +330,5 @@ def _last_sign(attempt: Attempt) -> float:
     return max(attempt.start_time, attempt.last_heartbeat_time or 0.0)
 
 
-def _whole(money: float) -> int:
+def _in_billionths(money: float) -> int:
     return round(money * _BILLIONTHS)

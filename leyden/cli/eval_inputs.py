@@ -30,7 +30,7 @@ _TEMPERATURE = 1.0
 
 
 def load_agent(spec: str) -> LitAgent[Any]:
-    """Return the agent at `module:name` or `file.py:name`.
+    """Return the agent at `module:name` or `file.py:name`; for a class, an instance made without arguments.
 
     Modules are also looked for in the current folder. Raise ConfigError if the module or the name is missing, or if the
     object is no agent. An error inside the module is raised as it is.

@@ -50,7 +50,7 @@ class LegacyAgent(LitAgent[Any]):
         """
         agent = self.agent
         method = _method(agent.training_rollout, agent.validation_rollout, rollout)
-        if _is_of_v01(method):
+        if _takes_rollout_id(method):
             return _recorded(method(task, rollout_id=rollout.rollout_id, resources=resources), rollout)
         return _recorded(agent.run(task, resources, rollout), rollout)
 
@@ -60,7 +60,7 @@ class LegacyAgent(LitAgent[Any]):
         """
         agent = self.agent
         method = _method(agent.training_rollout_async, agent.validation_rollout_async, rollout)
-        if _is_of_v01(method):
+        if _takes_rollout_id(method):
             result = await method(task, rollout_id=rollout.rollout_id, resources=resources)
         else:
             result = await agent.run_async(task, resources, rollout)
@@ -109,10 +109,11 @@ def report_of(rollout_id: str, spans: Sequence[Span], adapter: TraceAdapter[Any]
 
 def _method(training: Any, validation: Any, rollout: AttemptedRollout) -> Any:
     inherited = getattr(validation, "__func__", None) is getattr(LitAgent, validation.__name__)
-    return training if rollout.mode == "train" or (inherited and _is_of_v01(training)) else validation
+    return training if rollout.mode == "train" or (inherited and _takes_rollout_id(training)) else validation
 
 
-def _is_of_v01(method: Any) -> bool:
+def _takes_rollout_id(method: Any) -> bool:
+    """Return whether an agent's method has the signature of Agent Lightning 0.1."""
     return "rollout_id" in inspect.signature(method).parameters
 
 

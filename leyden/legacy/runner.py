@@ -69,21 +69,10 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
             return False
         if (update := await resources_for(client, task)) is None:
             return False
-        await client.post_rollout_async(await self._report(task, update))
-        return True
-
-    async def iter_async(self) -> int:
-        done = 0
-        while self.max_tasks is None or done < self.max_tasks:
-            done += await self.run_async()
-        return done
-
-    async def _report(self, task: Task, update: ResourcesUpdate) -> RolloutLegacy:
-        """Run a task with these resources in a separate store, and return the report."""
         runner = LitAgentRunner[object](self.tracer, concurrency=1, max_rollouts=1)
-        async with InMemoryLightningStore() as store:
+        async with InMemoryLightningStore() as store:  # of this task alone
             await store.add_resources(update.resources, resources_id=update.resources_id)
-            rollout = await store.enqueue_rollout(
+            await store.enqueue_rollout(
                 task.input,
                 task.mode,
                 update.resources_id,
@@ -94,7 +83,14 @@ class LegacyAgentRunner(NamedOptions, ParallelWorkerBase):
                 await runner.iter()
             rollout = await store.get_rollout_by_id(task.rollout_id)
             spans = await store.query_spans(task.rollout_id, "latest")
-        return finished_report(task, rollout, spans, self.triplet_exporter)
+        await client.post_rollout_async(finished_report(task, rollout, spans, self.triplet_exporter))
+        return True
+
+    async def iter_async(self) -> int:
+        done = 0
+        while self.max_tasks is None or done < self.max_tasks:
+            done += await self.run_async()
+        return done
 
 
 async def resources_for(client: AgentLightningClient, task: Task) -> ResourcesUpdate | None:

@@ -31,7 +31,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 from pydantic import ValidationError
 
-from leyden._lib.host.http import LARGE_BYTES, parsed
+from leyden._lib.host.http import LARGE_BYTES, HttpReply, RequestHeaders, parsed
 from leyden._lib.otel import attribute_value, links_text, seconds
 from leyden._lib.text import fault_reason, storable
 from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
@@ -143,6 +143,12 @@ async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpReply:
     is_json = encoding == JSON
     text = json_format.MessageToJson(response, indent=None).encode() if is_json else response.SerializeToString()
     return OtlpReply(200, encoding, text)
+
+
+async def handle_traces(store: SpanSink, body: bytes, headers: RequestHeaders) -> HttpReply:
+    """Handle a POST to `TRACES`, as `receive` does."""
+    reply = await receive(store, body, headers.get(b"content-type", b"").decode("latin-1"))
+    return HttpReply(reply.status, reply.body, (b"content-type", reply.content_type.encode()))
 
 
 async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +22,7 @@ from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, StoreError
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
-from leyden.store.otlp import TRACES, receive
+from leyden.store.otlp import TRACES, handle_traces
 from leyden.store.request_metrics import RequestMetrics
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.store_app import StoreApp, StoreApplication, View
@@ -176,7 +177,7 @@ class LightningStoreServer(NamedOptions):
                     local_only=self._token is None and self._socket_path is None and is_loopback(self._host)
                 ),
                 max_body_bytes=self._max_body_bytes,
-                handlers={TRACES: self._receive_traces, END: self._reply_to_end},
+                handlers={TRACES: partial(handle_traces, self.store), END: self._reply_to_end},
                 claims_from=self._claims_from,
                 views=self._views,
                 metrics=RequestMetrics(connections=lambda: thread.connections),
@@ -238,10 +239,6 @@ class LightningStoreServer(NamedOptions):
                 self._thread = None
                 self._publish_address(None)
             self._ended.set()
-
-    async def _receive_traces(self, body: bytes, headers: RequestHeaders) -> HttpReply:
-        answer = await receive(self.store, body, headers.get(b"content-type", b"").decode("latin-1"))
-        return HttpReply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
 
     async def _reply_to_end(self, body: bytes, headers: RequestHeaders) -> HttpReply:
         return HttpReply(200, (await self._end.answer(body)).model_dump_json().encode(), JSON)

@@ -22,6 +22,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,7 +46,7 @@ from leyden._lib.host.http import (
 from leyden._lib.host.listening import listen, netloc
 from leyden._lib.text import storable
 from leyden.errors import UnknownAttempt
-from leyden.store.otlp import PROTOBUF, TRACES, receive
+from leyden.store.otlp import PROTOBUF, TRACES, handle_traces
 from leyden.tracing.trace import SPANS, Trace
 from leyden.types import Span
 
@@ -64,7 +65,7 @@ class Receiver:
         """
         self.trace = trace
         self.handlers: Mapping[str, Handler] = {
-            TRACES: self._take_otlp,
+            TRACES: partial(handle_traces, self),
             SPANS: self._take_spans,
             **(handlers or {}),
         }
@@ -95,10 +96,6 @@ class Receiver:
             if span.span_id not in self._seen:
                 self._seen.add(span.span_id)
                 self.trace.add(span)
-
-    async def _take_otlp(self, body: bytes, headers: RequestHeaders) -> HttpReply:
-        answer = await receive(self, body, headers.get(b"content-type", b"").decode("latin-1"))
-        return HttpReply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
 
     async def _take_spans(self, body: bytes, headers: RequestHeaders) -> HttpReply:
         try:

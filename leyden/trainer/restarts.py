@@ -54,14 +54,13 @@ def _not_resumable_reason(algorithm: Algorithm | None) -> str:
 class Restarts:
     """Counts the restarts of one run, whether or not there was a new checkpoint between them."""
 
-    def __init__(self, most: int) -> None:
-        """most: how many restarts are allowed."""
-        self._most = most
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
         self._used = 0
 
     def allow(self, error: Exception) -> bool:
         """Return whether to restart the algorithm after this error; never after a ConfigError, which would recur."""
-        return self._used < self._most and not isinstance(error, ConfigError)
+        return self._used < self._max_restarts and not isinstance(error, ConfigError)
 
     async def pause(self, error: Exception) -> None:
         """Count a restart, log the error that caused it, and sleep before it."""
@@ -70,7 +69,7 @@ class Restarts:
         logger.warning(
             "the algorithm failed; restart %d of %d, from its last checkpoint, in %.1f s",
             self._used,
-            self._most,
+            self._max_restarts,
             seconds,
             exc_info=error,
         )

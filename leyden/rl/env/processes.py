@@ -428,7 +428,7 @@ class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
     _needs_fixed_size = True
 
 
-def _too_long(seconds: float | None) -> str:
+def _too_long(seconds: float | None) -> str:  # None waits without end, so it is never too long
     return f"it took more than {seconds:g} s and was killed"
 
 
