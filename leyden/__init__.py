@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from leyden.execution.runner.process import ProcessAgent as ProcessAgent
     from leyden.execution.runner.process import ProcessOutput as ProcessOutput
     from leyden.execution.sandbox import Sandbox as Sandbox
+    from leyden.execution.task_folders import HarborTasks as HarborTasks
     from leyden.gateway import LLMProxy as LLMProxy
     from leyden.monitor import Monitor as Monitor
     from leyden.objectives.losses import PPOLoss as PPOLoss

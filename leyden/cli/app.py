@@ -35,6 +35,7 @@ from leyden.cli.serve import serve
 from leyden.cli.show import show
 from leyden.cli.store import store, upgrade
 from leyden.cli.store_export import export, import_
+from leyden.cli.tasks import tasks_commands
 from leyden.cli.workers import workers
 from leyden.errors import ConfigError, LeydenError, MissingExtra
 
@@ -83,6 +84,7 @@ app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
 )
 app.add_typer(models_commands, name="models", short_help="Get a pretrained model, read or write a GGUF file.")
+app.add_typer(tasks_commands, name="tasks", short_help="Check folders of tasks before training on them.")
 app.add_typer(learning_commands, name="learning", short_help="Show and stop learning in production.")
 
 

@@ -73,7 +73,7 @@ class Ran:
 
 async def run_all(
     store: InMemoryLightningStore,
-    agent: ly.ProcessAgent,
+    agent: ly.LitAgent[Any],
     tasks: Sequence[Any] = (None,),
     *,
     config: RolloutConfig | None = None,
