@@ -88,12 +88,18 @@ def held_out_tasks() -> list[Task]:
 def _tasks(
     requests: Mapping[str, Sequence[str]], arguments: Mapping[str, Sequence[str]], *, n_arguments: int, seed: int
 ) -> list[Task]:
+    """Fill each request with `n_arguments` of its tool's arguments, or with all if there are fewer."""
     rng = random.Random(seed)
-    tasks = [
-        {"request": request.format(argument), "tool": tool, "argument": argument}
-        for tool in requests
-        for request in requests[tool]
-        for argument in rng.sample(arguments[tool], n_arguments)
-    ]
+    tasks: list[Task] = []
+    for tool in TOOLS:
+        if not requests.get(tool) or not arguments.get(tool):
+            raise ValueError(f"tasks.py: the tool {tool!r} needs requests and arguments, to train on and held out")
+        for request in requests[tool]:
+            if "{}" not in request:
+                raise ValueError(f"tasks.py: the request {request!r} needs {{}} where the argument of {tool!r} stands")
+            chosen = rng.sample(arguments[tool], min(n_arguments, len(arguments[tool])))
+            tasks += [{"request": request.format(argument), "tool": tool, "argument": argument} for argument in chosen]
+    if unknown := (requests.keys() | arguments.keys()) - TOOLS.keys():
+        raise ValueError(f"tasks.py: {', '.join(sorted(unknown))} has requests or arguments, and is not in TOOLS")
     rng.shuffle(tasks)
     return tasks

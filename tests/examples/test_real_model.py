@@ -1,5 +1,6 @@
 """The example of a real model: what its tasks are, and its program from start to end with a tiny model."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -16,14 +17,21 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "real_model"
 
 
+def module_of_the_example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a module as a program in the example's folder does, and leave none of its names behind."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    own = [path.stem for path in EXAMPLE.glob("*.py")]
+    for module in own:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    imported = importlib.import_module(name)
+    for module in own:
+        sys.modules.pop(module, None)
+    return imported
+
+
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.delitem(sys.modules, "tasks", raising=False)
-    import tasks  # pyright: ignore[reportMissingImports] -- the example's folder is on the path above
-
-    monkeypatch.delitem(sys.modules, "tasks")
-    return tasks
+    return module_of_the_example("tasks", monkeypatch)
 
 
 def words(requests: Mapping[str, list[str]]) -> set[str]:
@@ -44,6 +52,28 @@ def test_no_constant_answer_solves_many_held_out_requests(tasks: ModuleType) -> 
     calls = [(task["tool"], task["argument"]) for task in held_out]
     assert max(calls.count(call) for call in calls) == 5
     assert max(sum(task["tool"] == tool for task in held_out) for tool in tasks.TOOLS) == 35
+
+
+def test_few_arguments_give_fewer_tasks(tasks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tasks.TRAIN_ARGUMENTS, "time", ["Rome", "Oslo"])
+    assert sum(task["tool"] == "time" for task in tasks.train_tasks()) == 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "value", "message"),
+    [
+        ("TOOLS", "radio", str, "the tool 'radio' needs requests and arguments"),
+        ("TRAIN_ARGUMENTS", "time", [], "the tool 'time' needs requests and arguments"),
+        ("TRAIN_REQUESTS", "time", ["How late is it?"], "'How late is it\\?' needs {} where the argument of 'time'"),
+        ("TRAIN_REQUESTS", "wether", ["Is it cold in {}?"], "wether has requests or arguments, and is not in TOOLS"),
+    ],
+)
+def test_what_is_missing_for_a_tool_is_named(
+    tasks: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, tool: str, value: object, message: str
+) -> None:
+    monkeypatch.setitem(getattr(tasks, name), tool, value)
+    with pytest.raises(ValueError, match=message):
+        tasks.train_tasks()
 
 
 @pytest.mark.slow
