@@ -14,7 +14,7 @@ It needs Linux 5.12 (`mount_setattr`) with user namespaces. Where the kernel ref
 and a line that says what.
 """
 
-# ruff: noqa: PTH101, PTH108, PTH114, PTH102, PTH103, PTH110, PTH112, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211 -- as in supervisor.py
+# ruff: noqa: PTH101, PTH106, PTH108, PTH114, PTH102, PTH103, PTH110, PTH112, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211 -- as in supervisor.py
 
 from __future__ import annotations
 
@@ -99,6 +99,11 @@ def main(spec_path: str) -> NoReturn:
     supervisor = os.getppid()
     ours, theirs = socket.socketpair()
     uid, gid = os.geteuid(), os.getegid()
+    limits = {"memory": spec["memory_bytes"], "pids": None if uid or _own_process_limit() else spec["max_processes"]}
+    groups = _groups(limits) if any(limits.values()) else []
+    entries = [os.open(f"{folder}/cgroup.procs", os.O_WRONLY) for folder in groups]  # this user namespace may open them
+    if groups:
+        _remove_later(groups)
     try:
         _check(_LIBC.unshare(_NEW_USER | _NEW_PROCESSES), "user and process namespaces")
         for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
@@ -117,7 +122,15 @@ def main(spec_path: str) -> NoReturn:
         finally:
             os._exit(_NOT_BUILT)
     theirs.close()
-    status = _stand_at_the_door(spec, first, ours)
+    try:
+        for entry in entries:
+            os.write(entry, str(first).encode())
+    except OSError as error:
+        os.kill(first, signal.SIGKILL)
+        _explain(f"the kernel refuses to limit memory or processes: {error}")
+        _end_by(REFUSED)
+    ours.send(b"x")
+    status = _stand_at_the_door(spec, first, ours, groups)
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     _end_by(os.WTERMSIG(status))
@@ -126,7 +139,7 @@ def main(spec_path: str) -> NoReturn:
 # ---- outside: the door -------------------------------------------------------------------------------------------
 
 
-def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) -> int:
+def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket, groups: list[str]) -> int:
     """Relay connections and watch limits until process 1 ends. Return the program's status, as `wait` gives it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the program decides what it does about them
         signal.signal(number, signal.SIG_IGN)
@@ -151,13 +164,16 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket) 
         relay.run(max(0.0, check_at - time.monotonic()))
         if time.monotonic() >= check_at:
             began = time.monotonic()
-            exceeded = _exceeded(spec, first, before)
+            exceeded = _exceeded(spec, first, before, groups)
             check_at = time.monotonic() + max(_WATCH_SECONDS, 20 * (time.monotonic() - began))
             if exceeded:
                 _explain(exceeded)
                 os.kill(first, signal.SIGKILL)
                 os.waitpid(first, 0)
                 return LIMITED
+    if exceeded := _out_of_memory(spec, groups):
+        _explain(exceeded)
+        return LIMITED
     told = inside.recv(4, socket.MSG_DONTWAIT) if os.WIFEXITED(status) else b""
     if not told:  # process 1 was not built, or somebody killed it
         return REFUSED if os.WIFEXITED(status) else status
@@ -280,11 +296,100 @@ def _noted(number: int, frame: object) -> None:
     """Handle SIGCHLD by doing nothing: the pipe reports it."""
 
 
-def _exceeded(spec: dict[str, Any], first: int, before: dict[str, int]) -> str | None:
+def _own_process_limit() -> bool:
+    """Return whether the kernel has `pid_max` in each process namespace, which holds for root too."""
+    return tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 14)
+
+
+def _groups(limits: dict[str, int | None], root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> list[str]:
+    """Make control groups for limits (`memory`, `pids`) where this user may: in version 1 in this process's own group,
+    in version 2 beside it, because there only a group without processes has groups. Return their folders.
+    """
+    made: list[str] = []
+    with open(own) as lines:
+        paths = {
+            name: line.rstrip("\n").split(":", 2)[2] for line in lines for name in line.split(":", 2)[1].split(",")
+        }
+    for kind, most in limits.items():
+        if most is None:
+            continue
+        parent, values = f"{root}/{kind}{paths.get(kind, '')}", {f"{kind}.max": str(most)}
+        if kind not in paths:
+            parent = os.path.dirname(f"{root}{paths.get('', '/')}".rstrip("/"))
+            values |= {"memory.swap.max": "0", "memory.oom.group": "1"} if kind == "memory" else {}
+        elif kind == "memory":
+            values = {"memory.limit_in_bytes": str(most)}
+        folder = f"{parent}/leyden-{os.getpid()}"
+        try:
+            if kind not in paths:
+                with open(f"{parent}/cgroup.subtree_control") as file:
+                    if kind not in file.read().split() or not os.access(f"{parent}/cgroup.procs", os.W_OK):
+                        continue
+            for name in os.listdir(parent):  # what was left where all processes of a sandbox were killed
+                if name.startswith("leyden-") and not os.path.exists(f"/proc/{name[7:]}"):
+                    _removed(f"{parent}/{name}")
+            if folder not in made:
+                os.mkdir(folder)
+                made.append(folder)
+            for name, value in values.items():
+                if os.path.exists(f"{folder}/{name}"):  # without swap there is no limit of it
+                    _write(f"{folder}/{name}", value)
+        except OSError:  # it is another user's, or read-only: the limit is sampled
+            continue
+    return made
+
+
+def _remove_later(groups: list[str]) -> None:
+    """Start a process that removes groups when this one has ended, however it ends. It has the rights to, which this
+    process is about to lose.
+    """
+    read, write = os.pipe()
+    if os.fork():
+        os.close(read)
+        return
+    try:
+        os.close(write)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        for fd in range(3):  # who reads them waits for their end
+            os.close(fd)
+        os.read(read, 1)
+        for _ in range(1000):  # until the kernel has ended what is in them
+            groups = [folder for folder in groups if os.path.isdir(folder) and not _removed(folder)]
+            if not groups:
+                break
+            time.sleep(0.005)
+    finally:
+        os._exit(0)
+
+
+def _removed(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _out_of_memory(spec: dict[str, Any], groups: list[str]) -> str | None:
+    for folder in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                with open(f"{folder}/{name}") as file:
+                    if any(line.startswith("oom_kill ") and int(line.split()[1]) for line in file):
+                        return f"the program was ended: it needed more than memory_bytes={spec['memory_bytes']:,}"
+            except OSError:
+                continue
+    return None
+
+
+def _exceeded(spec: dict[str, Any], first: int, before: dict[str, int], groups: list[str]) -> str | None:
     """Return which limit is exceeded; None if none is.
 
     before: the sizes of the writable folders at the start.
     """
+    if why := _out_of_memory(spec, groups):
+        return why
     pids = _descendants(first)
     if (most := spec["max_processes"]) is not None and len(pids) > most:
         return f"the program was ended: it had {len(pids)} processes; max_processes={most}"
@@ -361,8 +466,6 @@ def _size(path: str) -> int:
 def _be_first(spec: dict[str, Any], door: socket.socket) -> None:
     """Build the sandbox, run the program in it, and end as it ends."""
     _die_with(0)
-    if select.select([door], [], [], 0)[0]:  # the door has ended, before it could end this process
-        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would end at it
     _check(_LIBC.unshare(_NEW_MOUNTS | _NEW_NETWORK | _NEW_IPC | _NEW_HOST_NAME), "mount and network namespaces")
     _LIBC.sethostname(b"sandbox", 7)
@@ -373,6 +476,8 @@ def _be_first(spec: dict[str, Any], door: socket.socket) -> None:
         each.close()
     _root(spec)
     _check(_LIBC.prctl(_DUMPABLE, 0, 0, 0, 0), "a process that cannot be read")
+    if not door.recv(1):  # it comes when all limits hold, and not if the door ended before it could end this process
+        return
     program = os.fork()
     if not program:
         _become(spec)

@@ -103,7 +103,9 @@ class Sandbox:
             variables = {**harmless_variables(os.environ), **(env or {}), DIRECTORY: folder}
             where = None if cwd is None else os.fspath(cwd)
             line = await asyncio.to_thread(
-                lambda: self.wrap(command, directory=folder, cwd=where, env=variables, urls=urls)
+                lambda: self.wrap(
+                    command, directory=folder, cwd=where, env=variables, urls=urls, memory_bytes=memory_bytes
+                )
             )
             running = RunningProgram(
                 Program(
@@ -125,7 +127,14 @@ class Sandbox:
         return output
 
     def wrap(
-        self, command: Sequence[str], *, directory: str, cwd: str | None, env: Mapping[str, str], urls: Iterable[str]
+        self,
+        command: Sequence[str],
+        *,
+        directory: str,
+        cwd: str | None,
+        env: Mapping[str, str],
+        urls: Iterable[str],
+        memory_bytes: int | None = None,
     ) -> list[str]:
         """Return the command that runs `command` in this sandbox, once.
 
@@ -134,6 +143,8 @@ class Sandbox:
             change; None: the private folder.
         env: the program's whole environment.
         urls: the HTTP addresses that it may reach.
+        memory_bytes: the limit of memory of all that is inside, with files in memory, where this machine lets this user
+            make control groups.
         Raise ConfigError if this machine has no such sandbox, or an address cannot be reached from one.
         """
         check_namespaces()
@@ -143,18 +154,23 @@ class Sandbox:
         if not any(Path(cwd).is_relative_to(seen) for seen in (*read, *write)):
             _check_place("cwd", cwd)
             own.append(cwd)
+        places = {
+            "read": _real({**_own_files(command[0], env.get("PATH", os.defpath)), **read}),
+            "write": _real({**mapping(own), **write}),
+        }
+        hidden = [os.path.normpath(Path(cwd, path)) for path in self.hide]
         spec = {
             "command": list(command),
             "env": dict(env),
             "cwd": cwd,
             "home": HOME,
             "addresses": sorted({_address(url) for url in urls}),
-            "read": _real({**_own_files(command[0], env.get("PATH", os.defpath)), **read}),
-            "write": _real({**mapping(own), **write}),
-            "hide": [os.path.normpath(Path(cwd, path)) for path in self.hide],
+            **places,
+            "hide": sorted(each for path in hidden for each in _seen_at(path, {**places["read"], **places["write"]})),
             "disk_bytes": self.disk_bytes,
             "max_processes": self.max_processes,
             "cpu_seconds": self.cpu_seconds,
+            "memory_bytes": memory_bytes,
         }
         return _enter(spec, Path(directory) / _SPEC)
 
@@ -183,7 +199,12 @@ def check_namespaces() -> None:
                 "write": {},
                 "hide": [],
             }
-            limits: dict[str, Any] = {"disk_bytes": 2**20, "max_processes": None, "cpu_seconds": None}
+            limits: dict[str, Any] = {
+                "disk_bytes": 2**20,
+                "max_processes": None,
+                "cpu_seconds": None,
+                "memory_bytes": None,
+            }
             ended = subprocess.run(
                 _enter({**spec, **limits}, Path(folder) / _SPEC),
                 stdin=subprocess.DEVNULL,
@@ -213,6 +234,16 @@ def mapping(paths: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 
 def _real(paths: Mapping[str, str]) -> dict[str, str]:
     return {inside: os.path.realpath(path) for inside, path in paths.items()}
+
+
+def _seen_at(path: str, shown: Mapping[str, str]) -> set[str]:
+    """Return all places inside where a place inside is seen, because a folder may be shown twice."""
+
+    def moved(path: str, pairs: Iterable[tuple[str, str]]) -> set[str]:
+        return {str(Path(to, Path(path).relative_to(of))) for of, to in pairs if Path(path).is_relative_to(of)}
+
+    sources = moved(path, shown.items())
+    return {path}.union(*(moved(source, ((path, inside) for inside, path in shown.items())) for source in sources))
 
 
 def _check_place(name: str, inside: str) -> None:

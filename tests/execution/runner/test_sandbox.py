@@ -312,6 +312,85 @@ async def test_hidden_files_and_folders_are_empty(tmp_path: Path) -> None:
     assert (tmp_path / "key").read_text() == "secret"
 
 
+async def test_what_is_hidden_is_hidden_wherever_its_folder_is_shown(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    (work := tmp_path / "work").mkdir()
+    (work / ".git").mkdir()
+    (work / ".git/HEAD").write_text("ref")
+    box = Sandbox(hide=[".git"], read={"/again": str(work), "/above": str(tmp_path)})
+    line = "find / -name HEAD -not -path '/proc/*' 2>/dev/null | grep git/HEAD; echo end"
+    agent = ly.ProcessAgent(["sh", "-c", line], folder=work, cwd="/app", sandbox=Sandbox(hide=[".git"]))
+    (ran,) = await run_all(store, agent)
+    assert ran.stdout == "end\n"
+    output = await box.run(["sh", "-c", line], cwd=work)
+    assert output.stdout == "end\n"
+
+
+def has_groups(limits: dict[str, int | None]) -> bool:
+    """Whether this user makes control groups here. A failed one is removed by the next."""
+    made = namespaces._groups(limits)
+    return bool(made) and all(namespaces._removed(folder) for folder in made)
+
+
+def groups_left() -> list[str]:
+    return [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if "/leyden-" in folder]
+
+
+@pytest.mark.skipif(not has_groups({"memory": 2**30}), reason="this user makes no control groups here")
+async def test_the_kernel_limits_memory_with_files_in_memory_where_it_may() -> None:
+    for line in "head -c 300M /dev/zero > /tmp/x; sleep 60", "head -c 300M /dev/zero | tail -n 1; sleep 60":
+        output = await Sandbox().run(["sh", "-c", line], memory_bytes=100 * 2**20, timeout_seconds=60)
+        ended = "memory" if output.cause == "memory" else output.stderr
+        assert ended == "memory" or "memory_bytes=104,857,600" in ended, output
+    output = await Sandbox().run(["sh", "-c", "kill -9 $$"], memory_bytes=100 * 2**20)
+    assert (output.signal, output.stderr) == ("SIGKILL", "")
+    namespaces._groups({"memory": 2**20, "pids": 2})
+    for folder in groups_left():
+        assert folder.endswith(f"leyden-{os.getpid()}")
+        assert namespaces._removed(folder)
+
+
+@pytest.mark.skipif(not has_groups({"pids": 100}), reason="this user makes no control groups here")
+def test_the_kernel_limits_processes_where_it_may() -> None:
+    (folder,) = namespaces._groups({"pids": 20})
+    try:
+        line = f"echo $$ > {folder}/cgroup.procs; for i in $(seq 40); do sleep 0.2 & done; wait"
+        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+        assert "fork" in ended.stderr
+    finally:
+        deadline = time.monotonic() + 20
+        while not namespaces._removed(folder):  # the last of them sleep
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_control_groups_of_version_2_are_made_beside_the_runners_own(tmp_path: Path) -> None:
+    """A folder stands for the file system, which this machine may not have."""
+    (own := tmp_path / "own").write_text("0::/app.slice/runner.service\n")
+    (slice_ := tmp_path / "root/app.slice").mkdir(parents=True)
+    (slice_ / "cgroup.procs").touch()
+    (slice_ / "leyden-4194305").mkdir()  # its door has ended
+    limits: dict[str, int | None] = {"memory": 2**30, "pids": 100}
+    root = str(tmp_path / "root")
+    (slice_ / "cgroup.subtree_control").write_text("cpu\n")
+    assert namespaces._groups(limits, root, str(own)) == []
+    (slice_ / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    with pytest.MonkeyPatch.context() as patch:  # the kernel makes the files with the folder
+        patch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc/"))
+        patch.setattr(namespaces, "_write", _made)
+        (folder,) = namespaces._groups(limits, root, str(own))
+    assert folder == str(slice_ / f"leyden-{os.getpid()}")
+    assert {path.name: path.read_text() for path in Path(folder).iterdir()} == {
+        "memory.max": "1073741824", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "100",
+    }  # fmt: skip
+    assert not (slice_ / "leyden-4194305").exists()
+
+
+def _made(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
 async def test_a_working_directory_behind_a_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "current").symlink_to(tmp_path / "real")

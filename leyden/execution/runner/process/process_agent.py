@@ -180,7 +180,9 @@ class ProcessAgent(LitAgent[Any]):
             inside, sandbox = self.cwd or (None if work is None else str(work)), self.sandbox
             if work is not None and self.cwd is not None:
                 sandbox = replace(sandbox, write={**mapping(sandbox.write), self.cwd: str(work)})
-            command = sandbox.wrap(command, directory=directory, cwd=inside, env=env, urls=urls)
+            command = sandbox.wrap(
+                command, directory=directory, cwd=inside, env=env, urls=urls, memory_bytes=self.memory_bytes
+            )
             env, cwd = {DIRECTORY: directory}, "/"
         return Program(
             command=command,
