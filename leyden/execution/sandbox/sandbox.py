@@ -38,7 +38,7 @@ _INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "C
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Linux namespaces for one program: private processes, files and network.
+    """Linux namespaces for one program, or Docker: private processes, files and network.
 
     The program sees /usr, /bin and /lib of the machine, harmless files of /etc, the folder that it was installed in and
     its working directory. It can write to its working directory, its private folder, its home and /tmp. It reaches
@@ -61,6 +61,8 @@ class Sandbox:
     twice a second."""
     cpu_seconds: int | None = None
     """The limit of CPU seconds of all processes together, checked twice a second, and of each process."""
+    image: str | None = None
+    """Docker's image whose files the program has, in place of the machine's; None: no Docker, namespaces."""
 
     def __post_init__(self) -> None:
         for name in ("disk_bytes", "max_processes", "cpu_seconds"):
@@ -147,15 +149,16 @@ class Sandbox:
             make control groups.
         Raise ConfigError if this machine has no such sandbox, or an address cannot be reached from one.
         """
-        check_namespaces()
+        self.check()
         cwd = os.path.normpath(Path(cwd or directory).absolute())
         read, write = mapping(self.read), mapping(self.write)
         own = [directory]
         if not any(Path(cwd).is_relative_to(seen) for seen in (*read, *write)):
             _check_place("cwd", cwd)
             own.append(cwd)
+        own_files = {} if self.image else _own_files(command[0], env.get("PATH", os.defpath))
         places = {
-            "read": _real({**_own_files(command[0], env.get("PATH", os.defpath)), **read}),
+            "read": _real({**own_files, **read}),
             "write": _real({**mapping(own), **write}),
         }
         hidden = [os.path.normpath(Path(cwd, path)) for path in self.hide]
@@ -172,7 +175,19 @@ class Sandbox:
             "cpu_seconds": self.cpu_seconds,
             "memory_bytes": memory_bytes,
         }
+        if self.image is not None:
+            return _docker(self.image, spec, Path(directory) / _SPEC)
         return _enter(spec, Path(directory) / _SPEC)
+
+    def check(self) -> None:
+        """Raise ConfigError unless this machine has what the sandbox needs."""
+        if self.image is None:
+            check_namespaces()
+        elif shutil.which("docker") is None:
+            raise ConfigError(
+                f"a sandbox with image={self.image!r} needs the program docker, which is not in PATH; install it, or use "
+                "sandbox='namespace' (Linux), or run programs that you trust with sandbox='none'"
+            )
 
 
 def harmless_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -217,7 +232,8 @@ def check_namespaces() -> None:
     if why:
         raise ConfigError(
             f"sandbox='namespace' does not work on this machine: {why}. Let users make namespaces (sysctl user.max_user_namespaces, "
-            "kernel.apparmor_restrict_unprivileged_userns=0), or run programs that you trust with sandbox='none'"
+            "kernel.apparmor_restrict_unprivileged_userns=0), use sandbox='docker' if you have Docker, or run programs that "
+            "you trust with sandbox='none'"
         )
 
 
@@ -225,6 +241,50 @@ def _enter(spec: Mapping[str, Any], path: Path) -> list[str]:
     path.touch(mode=0o600)
     path.write_bytes(marshal.dumps(dict(spec)))
     return [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parent), str(path)]
+
+
+def _docker(image: str, spec: Mapping[str, Any], env_file: Path) -> list[str]:
+    """Return Docker's command line. The variables, which hold keys, stand in a file, which `ps` does not show."""
+    variables: dict[str, str] = {name: value for name, value in spec["env"].items() if name != "PATH"}
+    if broken := [name for name, value in variables.items() if "\n" in value]:
+        raise ConfigError(f"the variable {broken[0]} has more than one line, which Docker's --env-file cannot pass on")
+    env_file.touch(mode=0o600)
+    env_file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    client = [f"{name}={value}" for name, value in os.environ.items() if name in ("HOME", "PATH") or "DOCKER" in name]
+    shown: dict[str, str] = {**spec["read"], **spec["write"]}
+    mounts = [["type=bind", f"source={path}", f"target={inside}", *["readonly"] * (inside not in spec["write"])]
+              for inside, path in shown.items()]  # fmt: skip
+    for inside in spec["hide"]:
+        there = [
+            Path(path, Path(inside).relative_to(of)) for of, path in shown.items() if Path(inside).is_relative_to(of)
+        ]
+        if any(each.is_dir() for each in there):
+            mounts.append(["type=tmpfs", f"target={inside}", "tmpfs-size=4096", "tmpfs-mode=0555"])
+        elif any(each.exists() for each in there):
+            mounts.append(["type=bind", "source=/dev/null", f"target={inside}"])
+    disk, owner = spec["disk_bytes"], f"{os.getuid()}:{os.getgid()}"
+    limits = {
+        "--pids-limit": spec["max_processes"],
+        "--memory": spec["memory_bytes"],
+        "--memory-swap": spec["memory_bytes"],
+        "--ulimit=fsize": disk,
+        "--ulimit=cpu": spec["cpu_seconds"],
+        "--ulimit=core": 0,
+    }
+    size = "" if disk is None else f",size={disk}"
+    return [
+        "/usr/bin/env", *client, str(shutil.which("docker")), "run", "--rm", "--init", "--interactive", "--label=leyden",
+        "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--hostname=sandbox", f"--user={owner}",
+        f"--network={'host' if spec['addresses'] else 'none'}", f"--workdir={spec['cwd']}", f"--env-file={env_file}",
+        f"--tmpfs=/tmp:exec,mode=1777{size}", f"--tmpfs={spec['home']}:exec,mode=0777{size}",
+        *(f"--mount={','.join(_field(each) for each in mount)}" for mount in mounts),
+        *(f"{name}={most}" for name, most in limits.items() if most is not None), image, *spec["command"],
+    ]  # fmt: skip
+
+
+def _field(text: str) -> str:
+    """Return a field of a mount, which Docker reads as comma-separated values."""
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def mapping(paths: Mapping[str, str] | Sequence[str]) -> dict[str, str]:

@@ -454,8 +454,53 @@ async def test_sixty_four_at_a_time(store: InMemoryLightningStore) -> None:
     assert [each.stdout.strip() for each in ran] == [each.attempt.rollout_id for each in ran]
 
 
+def test_docker_gets_the_same_limits_on_its_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is not run here."""
+    (program := tmp_path / "docker").write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://d:1")
+    (work := tmp_path / "a, b").mkdir()
+    (work / ".git").mkdir()
+    box = Sandbox(image="python:3.12", read={"/tests": str(tmp_path)}, hide=[".git"], max_processes=9, disk_bytes=2**20)
+    line = box.wrap(
+        ["pytest", "-q"], directory=str(tmp_path), cwd=str(work), env={"KEY": "secret", "PATH": "/x"},
+        urls=["http://127.0.0.1:80"], memory_bytes=2**30,
+    )  # fmt: skip
+    assert not [each for each in line if "secret" in each]
+    assert (tmp_path / "sandbox").read_text() == "KEY=secret\n"
+    assert (tmp_path / "sandbox").stat().st_mode & 0o777 == 0o600
+    assert line[-3:] == ["python:3.12", "pytest", "-q"]
+    assert {
+        "DOCKER_HOST=tcp://d:1", str(program), "--cap-drop=ALL", "--read-only", "--network=host", f"--workdir={work}",
+        f'--mount=type=bind,"source={work}","target={work}"', f"--mount=type=bind,source={tmp_path},target=/tests,readonly",
+        f'--mount=type=tmpfs,"target={work}/.git",tmpfs-size=4096,tmpfs-mode=0555', "--pids-limit=9", "--memory=1073741824",
+        "--memory-swap=1073741824", "--ulimit=fsize=1048576", f"--user={os.getuid()}:{os.getgid()}",
+    } <= set(line)  # fmt: skip
+    assert "--network=none" in box.wrap(["true"], directory=str(tmp_path), cwd=None, env={}, urls=[])
+    with pytest.raises(ConfigError, match="KEY has more than one line"):
+        box.wrap(["true"], directory=str(tmp_path), cwd=None, env={"KEY": "a\nb"}, urls=[])
+
+
+def test_without_docker_and_without_namespaces_the_error_names_what_else_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"docker, which is not in PATH.*'namespace'.*'none'"):
+        ly.ProcessAgent(["true"], sandbox="docker")
+    line = (
+        "import leyden as ly, resource, ctypes\n"
+        "assert not ctypes.CDLL(None).unshare(0x10000000)\n"  # in a user namespace without an identity nothing is allowed
+        "ly.ProcessAgent(['true'], sandbox='namespace')"
+    )
+    ended = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "ConfigError" in ended.stderr
+    for word in ("'namespace' does not work", "the kernel refuses|Operation not permitted", "'docker'", "'none'"):
+        assert any(each in ended.stderr for each in word.split("|")), ended.stderr
+
+
 def test_paths_and_kinds_are_checked() -> None:
-    with pytest.raises(ConfigError, match="'none', 'namespace'"):
+    with pytest.raises(ConfigError, match="'none', 'namespace', 'docker'"):
         ly.ProcessAgent(["true"], sandbox=cast(Any, "chroot"))
     with pytest.raises(ConfigError, match="does not exist"):
         Sandbox(read=["/no/such/folder"])

@@ -31,7 +31,7 @@ from leyden.execution.runner.process.reported_reward import FORMS, read_reward
 from leyden.execution.runner.process.supervisor import remove_tree
 from leyden.execution.sandbox import Sandbox
 from leyden.execution.sandbox.namespaces import LIMITED, REFUSED
-from leyden.execution.sandbox.sandbox import check_namespaces, mapping
+from leyden.execution.sandbox.sandbox import mapping
 from leyden.tracing import active_trace
 from leyden.types import LLM, AttemptedRollout, Attributes, NamedResources, semconv
 
@@ -45,12 +45,14 @@ _GRACE_SECONDS = 0.5
 agent."""
 _COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
 """Exit codes by which shells, `env` and similar programs report a failed start. They are no reward of an agent."""
+_DOCKER_FAILED: Final = 125
 _SANDBOX_ENDS: Final = {
     f"signal {REFUSED}": "was not started: its sandbox could not be built",
     f"signal {LIMITED}": "exceeded a limit of its sandbox",
 }
 _WORK = "work"
 """The copy of `folder`, in the attempt's private folder."""
+_SANDBOXES: Final = {"namespace": Sandbox(), "docker": Sandbox(image="debian:stable-slim")}
 _LAST_LINES = 5
 """The number of lines of standard error in a message."""
 _LAST_CHARACTERS = 1000
@@ -76,7 +78,7 @@ class ProcessAgent(LitAgent[Any]):
         pin_sampling: bool = True,
         memory_bytes: int | None = None,
         output_bytes: int = 2**20,
-        sandbox: Sandbox | Literal["namespace", "none"] = "none",
+        sandbox: Sandbox | Literal["namespace", "docker", "none"] = "none",
     ) -> None:
         """command: the program and its arguments; a line for a shell is ["sh", "-c", line].
         reward: where the reward comes from. "exit_code": 1.0 for exit code 0, else 0.0. "last_line": the last non-empty
@@ -97,7 +99,7 @@ class ProcessAgent(LitAgent[Any]):
             tail.
         sandbox: what the program may see and use. "none": all that the runner may. "namespace" is Sandbox(): private
             files, processes and network; it can write to `cwd`, and sees of the runner's variables only PATH and the
-            language.
+            language. "docker" is Sandbox(image="debian:stable-slim").
         Raise ConfigError for an option out of its range.
         """
         self.command = _checked_command(command)
@@ -111,9 +113,9 @@ class ProcessAgent(LitAgent[Any]):
         self.env = dict(env or {})
         self.cwd, self.folder = None if cwd is None else os.fspath(cwd), folder
         self.task_on_stdin, self.pin_sampling = task_on_stdin, pin_sampling
-        if isinstance(cast(object, sandbox), Sandbox) or sandbox == "namespace":
-            self.sandbox = Sandbox() if isinstance(sandbox, str) else sandbox
-            check_namespaces()
+        if isinstance(cast(object, sandbox), Sandbox) or sandbox in tuple(_SANDBOXES):
+            self.sandbox = _SANDBOXES[sandbox] if isinstance(sandbox, str) else sandbox
+            self.sandbox.check()
         elif sandbox == "none":
             self.sandbox = None
             if cwd is not None and folder is not None:
@@ -122,7 +124,9 @@ class ProcessAgent(LitAgent[Any]):
                     "which the copy can stand at `cwd`"
                 )
         else:
-            raise ConfigError(f"sandbox is {sandbox!r:.200}; possible: 'none', 'namespace', or a leyden Sandbox")
+            raise ConfigError(
+                f"sandbox is {sandbox!r:.200}; possible: 'none', 'namespace', 'docker', or a leyden Sandbox"
+            )
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
         """Run the program to its end and return its reward; None if the reward was posted already.
@@ -238,6 +242,8 @@ class ProcessAgent(LitAgent[Any]):
             return "was ended from outside: its supervisor received a signal to stop; run the rollout again"
         if self.sandbox is not None and output.signal in _SANDBOX_ENDS:
             return _SANDBOX_ENDS[output.signal]
+        if self.sandbox is not None and self.sandbox.image is not None and output.exit_code == _DOCKER_FAILED:
+            return f"was not started: Docker failed (exit code {_DOCKER_FAILED})"
         if output.signal is not None:
             return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
         if output.exit_code in _COULD_NOT_RUN:
