@@ -377,8 +377,8 @@ class _ResponsesAnswer:
             content: list[Json] = [{"type": "output_text", "text": call.text, "annotations": [], "logprobs": []}]
             items.append({"type": "message", "role": "assistant", "status": "completed", "content": content})
         for tool in call.calls:
-            head = {"type": "function_call", "call_id": tool.call_id, "name": tool.name, "status": "completed"}
-            items.append({**head, "arguments": tool.arguments})
+            head = {"type": "function_call", "call_id": tool.call_id, "status": "completed"}
+            items.append({**head, **_named_function(call.request, tool.name), "arguments": tool.arguments})
         return [{**item, "id": f"{item['type'][:2]}_{call.response_id}_{n}"} for n, item in enumerate(items)]
 
     def _response(self, items: list[Json], status: str) -> Json:
@@ -397,6 +397,16 @@ class _ResponsesAnswer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": None if status == "in_progress" else {**counted, **details},
         }
+
+
+def _named_function(request: Json, name: str) -> Json:
+    """Return the fields of the function that the model calls `name`: a function of a namespace has two."""
+    for tool in request.get("tools") or ():
+        if tool.get("type") == "namespace" and name.startswith(f"{tool['name']}__"):
+            short = name.removeprefix(f"{tool['name']}__")
+            if any(each["name"] == short for each in tool["tools"]):
+                return {"name": short, "namespace": tool["name"]}
+    return {"name": name}
 
 
 def _item_added(item: Json, index: int) -> list[Json]:

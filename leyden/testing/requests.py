@@ -32,8 +32,22 @@ def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
         prompt = request["prompt"]
         return list(prompt) if is_list(prompt) else encode(str(prompt))
     turns = {"chat/completions": _chat_turns, "messages": _messages_turns, "responses": _responses_turns}[path]
-    tools = [_tool(tool) for tool in request.get("tools") or ()]
+    tools = [each for tool in request.get("tools") or () for each in _tools(tool, path)]
     return prompt_ids_of(turns(request), json.dumps(tools, sort_keys=True) if tools else "")
+
+
+def _tools(tool: Any, path: str) -> list[Json]:
+    """Return a tool as the functions that the template writes. The functions of a namespace have its name before
+    theirs and its description above theirs; a tool that the server itself runs is one function.
+    """
+    kind = tool.get("type") if path == "responses" else None
+    if kind == "namespace":
+        found = [_tool(each) for each in tool["tools"]]
+        for each in found:
+            each["name"] = f"{tool['name']}__{each['name']}"
+            each["description"] = "\n\n".join(filter(None, (tool.get("description"), each["description"]))) or None
+        return found
+    return [_tool(tool if kind in (None, "function") else {"name": kind, **tool})]
 
 
 def _tool(tool: Any) -> Json:
@@ -133,7 +147,8 @@ def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
             case "function_call_output":
                 turns.append(ChatTurn(f"tool {item['call_id']}", _text(item["output"], _responses_part)))
             case "function_call":
-                call = ToolCall(item["name"], item["arguments"], item["call_id"])
+                name = f"{item['namespace']}__{item['name']}" if item.get("namespace") else item["name"]
+                call = ToolCall(name, item["arguments"], item["call_id"])
                 _put(turns, last, ChatTurn("assistant", "", "", (call,)))
             case "reasoning":
                 text = "".join(part["text"] for part in item.get("content") or item["summary"])

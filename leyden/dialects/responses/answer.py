@@ -10,6 +10,7 @@ from typing import Any
 
 from leyden._lib.json import Json
 from leyden.dialects.fields import a_list, an_object, function_calls, shown, the_choice, without
+from leyden.dialects.responses.namespaces import ToolNames
 from leyden.dialects.responses.request import reasoning_items, with_reasoning
 from leyden.errors import Untranslatable
 
@@ -71,8 +72,9 @@ def answer_from_chat(answer: Json, request: Json) -> Json:
         if refusal:
             item["content"].append({"type": "refusal", "refusal": refusal})
         output.append({**item, "status": "completed"})
+    names = ToolNames(request.get("tools"))
     for index, (call_id, name, arguments) in enumerate(function_calls(answer, choice)):
-        item = call_item(answer_id, index, call_id, name)
+        item = call_item(answer_id, index, call_id, names.named(name))
         output.append({**item, "arguments": arguments, "status": "completed"})
     status, details = status_of(choice.get("finish_reason"))
     extra = {
@@ -94,13 +96,14 @@ def message_item(answer_id: Any) -> Json:
     return {**item, "content": list[Any]()}
 
 
-def call_item(answer_id: Any, index: int, call_id: Any, name: Any) -> Json:
+def call_item(answer_id: Any, index: int, call_id: Any, named: Json) -> Json:
     """Return a tool call's item without arguments, as it is sent when it begins.
 
     index: of the call among the answer's calls.
     call_id: its id in chat.
+    named: the fields of its name (`ToolNames.named`).
     """
-    head = {"type": "function_call", "id": f"fc_{answer_id}_{index}", "call_id": call_id, "name": name}
+    head = {"type": "function_call", "id": f"fc_{answer_id}_{index}", "call_id": call_id, **named}
     return {**head, "arguments": "", "status": "in_progress"}
 
 
@@ -149,6 +152,7 @@ def answer_to_chat(response: Json) -> Json:
     """Return a response as a chat answer. Raise Untranslatable if chat cannot express it."""
     message: Json = {"role": "assistant", "content": None}
     logprobs: list[Any] = []
+    names = ToolNames(response.get("tools"))
     for index, item in enumerate(a_list(response.get("output"), "output")):
         match item.get("type"):
             case "reasoning":
@@ -156,7 +160,8 @@ def answer_to_chat(response: Json) -> Json:
             case "message":
                 _add_message(message, logprobs, item, f"output[{index}]")
             case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                name = names.in_chat(item.get("name"), item.get("namespace"))
+                function = {"name": name, "arguments": item.get("arguments")}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
             case kind:

@@ -23,6 +23,7 @@ from leyden.dialects.fields import (
     single_text,
     without,
 )
+from leyden.dialects.responses.namespaces import ToolNames
 from leyden.dialects.sampling import OPTIONS, check_neutral, stop_strings
 from leyden.errors import Untranslatable
 
@@ -53,7 +54,8 @@ def request_to_chat(request: Json) -> Json:
     if request.get("stream"):
         check_neutral(request, NOT_IN_EVENTS, "a stream of this API")
     chat = without(request, _OF_RESPONSES)
-    chat["messages"] = _chat_messages(input_items(request))
+    names = ToolNames(request.get("tools"))
+    chat["messages"] = _chat_messages(input_items(request), names)
     if instructions := request.get("instructions"):
         chat["messages"].insert(0, {"role": "system", "content": a_text(instructions, "instructions")})
     if request.get("max_output_tokens") is not None:
@@ -68,9 +70,9 @@ def request_to_chat(request: Json) -> Json:
     chat |= _chat_logprobs(request)
     if request.get("tools") is not None:
         tools = a_list(request["tools"], "tools")
-        chat["tools"] = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+        chat["tools"] = [each for n, tool in enumerate(tools) for each in _chat_tools(tool, f"tools[{n}]", names)]
     if request.get("tool_choice") is not None:
-        chat["tool_choice"] = _chat_tool_choice(request["tool_choice"])
+        chat["tool_choice"] = _chat_tool_choice(request["tool_choice"], names)
     if request.get("stream"):
         chat["stream_options"] = {"include_usage": True}  # every answer of this API has its usage
     return chat
@@ -84,7 +86,7 @@ def input_items(request: Json) -> list[Json]:
     return [an_object(item, f"input[{index}]") for index, item in enumerate(a_list(given, "input"))]
 
 
-def _chat_messages(items: list[Json]) -> list[Json]:
+def _chat_messages(items: list[Json], names: ToolNames) -> list[Json]:
     """Return input items as chat messages, one for each item, except that the reasoning, answer and tool calls of one
     turn become one message of the assistant.
     """
@@ -106,8 +108,9 @@ def _chat_messages(items: list[Json]) -> list[Json]:
                 turn = _open_turn(messages, lacks=()) or _new_turn(messages)
                 turn.setdefault("content", None)
                 arguments = a_text(item.get("arguments"), f"{field}.arguments")
-                function = {"name": item.get("name"), "arguments": arguments}
-                rest = without(item, ("type", "id", "call_id", "name", "arguments", "status"))
+                name = names.in_chat(item.get("name"), item.get("namespace"))
+                function = {"name": name, "arguments": arguments}
+                rest = without(item, ("type", "id", "call_id", "name", "namespace", "arguments", "status"))
                 call = {"id": item.get("call_id"), "type": "function", "function": function, **rest}
                 turn.setdefault("tool_calls", []).append(call)
             case "function_call_output":
@@ -212,7 +215,7 @@ def _chat_output(item: Json, field: str) -> Json:
     if not isinstance(output, str):
         parts = enumerate(a_list(output, f"{field}.output"))
         output = single_text([_chat_part(an_object(part, field), f"{field}.output[{index}]") for index, part in parts])
-    rest = without(item, ("type", "id", "call_id", "output", "status"))
+    rest = without(item, ("type", "id", "call_id", "output", "status", "name", "namespace"))
     return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output, **rest}
 
 
@@ -250,8 +253,25 @@ def _chat_logprobs(request: Json) -> Json:
     return {"logprobs": True} if _LOGPROBS in include else {}
 
 
-def _chat_tool(tool: Any, field: str) -> Json:
+def _chat_tools(tool: Any, field: str, names: ToolNames) -> list[Json]:
+    """Return a tool as chat's functions: one, or those of a namespace, each with the namespace's description."""
     tool = an_object(tool, field)
+    if tool.get("type") != "namespace":
+        return [_chat_tool(tool, field)]
+    if unknown := _unknown(tool, ("type", "name", "description", "tools")):
+        raise Untranslatable(f"{field}.{unknown[0]}", "has no counterpart in chat")
+    found: list[Json] = []
+    for index, each in enumerate(a_list(tool.get("tools"), f"{field}.tools")):
+        function = _chat_tool(an_object(each, f"{field}.tools[{index}]"), f"{field}.tools[{index}]")
+        about = [text for text in (tool.get("description"), each.get("description")) if text]
+        function["function"]["name"] = names.in_chat(each.get("name"), tool.get("name"))
+        if about:
+            function["function"]["description"] = "\n\n".join(about)
+        found.append(function)
+    return found
+
+
+def _chat_tool(tool: Json, field: str) -> Json:
     if tool.get("type") != "function":
         raise Untranslatable(f"{field}.type", f"is {shown(tool.get('type'))}; chat has functions only")
     known = ("name", "description", "parameters", "strict")
@@ -259,18 +279,18 @@ def _chat_tool(tool: Any, field: str) -> Json:
     return {"type": "function", "function": function, **without(tool, ("type", *known))}
 
 
-def _chat_tool_choice(choice: Any) -> Any:
+def _chat_tool_choice(choice: Any, names: ToolNames) -> Any:
     """Return chat's `tool_choice`. Raise Untranslatable if it names no function."""
     if isinstance(choice, str):
         return choice
     named = an_object(choice, "tool_choice")
     if named.get("type") == "allowed_tools":
         tools = a_list(named.get("tools"), "tool_choice.tools")
-        allowed = {"mode": named.get("mode"), "tools": list(map(_chat_tool_choice, tools))}
+        allowed = {"mode": named.get("mode"), "tools": [_chat_tool_choice(tool, names) for tool in tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     if named.get("type") != "function":
         raise Untranslatable("tool_choice.type", f"is {shown(named.get('type'))}; chat has functions only")
-    return {"type": "function", "function": {"name": named.get("name")}}
+    return {"type": "function", "function": {"name": names.in_chat(named.get("name"), named.get("namespace"))}}
 
 
 # ---- from chat -----------------------------------------------------------------------------------

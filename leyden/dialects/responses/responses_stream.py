@@ -17,6 +17,7 @@ from leyden.dialects.responses.answer import (
     output_logprobs,
     reasoning_item,
 )
+from leyden.dialects.responses.namespaces import ToolNames
 from leyden.dialects.responses.request import reasoning_items, thinking_block
 from leyden.errors import Untranslatable
 
@@ -29,6 +30,7 @@ class EventsFromChat:
         self._request = request
         included = a_list(request.get("include"), "include")
         self._wants_logprobs = bool(request.get("top_logprobs") or "message.output_text.logprobs" in included)
+        self._names = ToolNames(request.get("tools"))
         self._head: Json = {}
         self._n_events = 0
         self._output: list[Json] = []
@@ -128,7 +130,7 @@ class EventsFromChat:
             if index < self._calls:
                 raise Untranslatable("delta.tool_calls", f"goes on with call {index} after a later one began")
             self._calls = index + 1
-            item = call_item(self._head["id"], index, part.get("id"), function.get("name"))
+            item = call_item(self._head["id"], index, part.get("id"), self._names.named(function.get("name")))
             events += [*self._close(), self._begin(index, item)]
         if arguments := function.get("arguments"):
             self._output[-1]["arguments"] += arguments
@@ -193,6 +195,7 @@ class EventsToChat:
         self.ended = False
         """Whether the server has sent its last event."""
         self._head: Json = {}
+        self._names = ToolNames(None)
         self._calls: dict[int, int] = {}
         """The index of each tool call in chat, by the index of its item."""
         self._reasoning = ""
@@ -206,6 +209,7 @@ class EventsToChat:
         match kind:
             case "response.created":
                 response = an_object(event.get("response"), "response")
+                self._names = ToolNames(response.get("tools"))
                 self._head = {"id": response.get("id"), "object": "chat.completion.chunk"}
                 self._head |= {"created": int(response.get("created_at") or 0), "model": response.get("model")}
                 return [self._chunk({"role": "assistant", "content": ""})]
@@ -261,7 +265,8 @@ class EventsToChat:
         match item.get("type"):
             case "function_call":
                 number = self._calls[index] = len(self._calls)
-                function = {"name": item.get("name"), "arguments": item.get("arguments") or ""}
+                name = self._names.in_chat(item.get("name"), item.get("namespace"))
+                function = {"name": name, "arguments": item.get("arguments") or ""}
                 call = {"index": number, "id": item.get("call_id"), "type": "function", "function": function}
                 return [self._chunk({"tool_calls": [call]})]
             case "reasoning":
