@@ -9,6 +9,7 @@ calls.
 """
 
 from leyden.adapter.calls import model_calls as model_calls
+from leyden.adapter.merging import FEW_MERGED as FEW_MERGED
 from leyden.adapter.merging import SplitTurn as SplitTurn
 from leyden.adapter.merging import TurnMerges as TurnMerges
 from leyden.adapter.merging import turn_merges as turn_merges

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from leyden._lib.json import Json
 from leyden.adapter.attributes import as_dict, as_list, parsed
+from leyden.dialects.turns import arguments_value
 
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
 """Roles of LangChain and Google, and chat's names for them."""
@@ -118,7 +119,7 @@ def comparable(message: Json) -> list[Any]:
     names and arguments of tool calls.
     """
     functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
-    calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
+    calls = [[function.get("name"), arguments_value(function.get("arguments"))] for function in functions]
     return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
 
 

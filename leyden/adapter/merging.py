@@ -24,6 +24,9 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.types import Span, TokenRecord, semconv
 from leyden.types.tokens import common_prefix
 
+FEW_MERGED = 0.95
+"""A smaller share of merged turns is worth a warning that names one turn that is not merged."""
+
 SplitReason = Literal["re-tokenised", "history rewritten", "reasoning dropped", "other tools"]
 
 
@@ -38,6 +41,12 @@ class SplitTurn:
     reason: SplitReason
     detail: str
     """The difference between both calls, in one line."""
+    user_agent: str | None = None
+    """The program that made the later call, by its own name; None if the record has none."""
+
+    def __str__(self) -> str:
+        program = f" of {self.user_agent}" if self.user_agent else ""
+        return f"call {self.call}{program} continues call {self.earlier}: {self.reason}: {self.detail}"
 
 
 @dataclass(slots=True)
@@ -74,7 +83,9 @@ def turn_merges(spans: Sequence[Span]) -> TurnMerges:
             found.merged += 1
         else:
             reason, detail = _split_reason(call, earlier, n_common)
-            found.splits.append(SplitTurn(call.number, earlier.number, reason, detail))
+            program = call.view.span.attributes.get(semconv.USER_AGENT)
+            program = program if isinstance(program, str) else None
+            found.splits.append(SplitTurn(call.number, earlier.number, reason, detail, program))
     return found
 
 

@@ -306,6 +306,7 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
 
     full: print long texts and stack traces whole.
     """
+    from leyden.adapter import FEW_MERGED, turn_merges
     from leyden.adapter.transcript import transcript_lines
     from leyden.types import find_final_reward
 
@@ -315,7 +316,8 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
     echo(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
     echo(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
     echo(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
-    for attempt in await store.query_attempts(rollout_id):
+    attempts = await store.query_attempts(rollout_id)
+    for attempt in attempts:
         took = "" if attempt.end_time is None else f", {attempt.end_time - attempt.start_time:.2f} s"
         reason = attempt.metadata.get("reason")
         why = f": {' '.join(str(reason).split())}" if reason else ""
@@ -323,6 +325,11 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
     if not spans:
         echo("no step was recorded")
         return
+    turns = turn_merges([span for span in spans if span.attempt_id == attempts[-1].attempt_id])
+    if turns.share is not None:
+        echo(f"turns       {turns.merged} of {turns.continued} continue the tokens of an earlier call")
+        if turns.share < FEW_MERGED:
+            echo(f"            {turns.splits[0]}")
     echo("")
     for line in transcript_lines(spans, max_characters=None if full else 2000):
         echo(line)

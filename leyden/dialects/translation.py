@@ -8,16 +8,17 @@ I/O.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from leyden._lib.json import Json, is_object
+from leyden._lib.json import Json, is_list, is_object
 from leyden.dialects.all_dialects import Dialect
 from leyden.dialects.chat_dialect import Hidden, StreamAssembler, chunks_of, echoes, prepare, visible
 from leyden.dialects.chat_reader import ChatReader, Unread
 from leyden.dialects.dialect import ChunksToEvents
 from leyden.dialects.encoding import DONE, dump, parse, sse_event
-from leyden.dialects.fields import shown
+from leyden.dialects.fields import shown, without
+from leyden.dialects.openai import CHAT
 from leyden.dialects.ordering import InOrder
 from leyden.dialects.request_checks import check_types
 from leyden.errors import Untranslatable
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 _MISREAD = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that a translation raises for a body that breaks its API's rules, where no check names the field."""
+_NO_TOOL = ("auto", "none", {"type": "auto"}, {"type": "none"})
+"""Values of `tool_choice`, in any dialect, that need no tool."""
 
 
 class Translation:
@@ -42,6 +45,8 @@ class Translation:
         model: str,
         record_tokens: bool,
         seed: int | None = None,
+        dropped_tools: Sequence[str] = (),
+        restore: Callable[[list[Json]], tuple[list[Json], list[str]]] | None = None,
     ) -> None:
         """raw, request: the agent's body, as bytes and parsed.
 
@@ -49,6 +54,9 @@ class Translation:
         model: the upstream's name for the model.
         record_tokens: whether to request token ids and log-probabilities, if the upstream's dialect has them.
         seed: used if the upstream's dialect has seeds and the agent gave none.
+        dropped_tools: the names or types of hosted tools to leave out of a request that is translated.
+        restore: returns chat messages with earlier answers as the model wrote them, and the paths of the fields that it
+            changed. It is called if tokens are requested of a chat server.
         Raise Untranslatable if the upstream's dialect cannot express the request, WrongType if a field that the
         client's dialect does not define has a wrong type for the upstream's.
         """
@@ -58,14 +66,24 @@ class Translation:
         self.request = request
         self.chat = request
         """The request in chat form, or unchanged if it has none."""
+        self.dropped_tools: list[str] = []
+        """The hosted tools that were left out, by the entries of `dropped_tools` that name them."""
         if self.verbatim:
             self.chat = _in_chat_if_possible(client.request_to_chat, request)
         else:
-            self.chat = _translated(client.request_to_chat, whole or request)
+            given, self.dropped_tools = _without_hosted(whole or request, dropped_tools)
+            self.chat = _translated(client.request_to_chat, given)
             request = _translated(upstream.request_from_chat, self.chat)
             # Fields that the client's API does not define were kept as they are, and not checked.
             check_types(request, upstream.field_types)
             raw = dump(request)
+        self.restored: list[str] = []
+        """The paths of the fields of the request in chat form that `restore` changed for the upstream."""
+        if restore is not None and record_tokens and upstream is CHAT and is_list(messages := request.get("messages")):
+            messages, self.restored = restore(messages)
+            if self.restored:
+                request = {**request, "messages": messages}
+                raw = dump(request)
         self.asks_for_tokens = record_tokens and upstream.logprobs is not None and not echoes(request)
         """Whether token ids and log-probabilities are requested from the server."""
         logprobs = upstream.logprobs if self.asks_for_tokens else None
@@ -274,6 +292,29 @@ class TranslatedStream:
         if shown is None:
             return b""
         return event if shown == found else sse_event(dump(shown), like=event)
+
+
+def _without_hosted(request: Json, names: Sequence[str]) -> tuple[Json, list[str]]:
+    """Return the request without the hosted tools of these names or types, and which of the names it had. Tools that
+    the agent runs itself stay, whatever their name.
+    """
+    tools: Any = request.get("tools")
+    if not names or not is_list(tools):
+        return request, []
+    dropped: list[str] = []
+    left: list[Any] = []
+    for tool in tools:
+        hosted = is_object(tool) and tool.get("type") not in (None, "function", "custom", "namespace")
+        name = next((name for name in names if name in (tool.get("type"), tool.get("name"))), None) if hosted else None
+        if name is None:
+            left.append(tool)
+        else:
+            dropped.append(name)
+    if not dropped or left:
+        return {**request, "tools": left}, dropped
+    # Servers refuse an empty list, and a choice without tools.
+    without_choice = ("tools", *(("tool_choice",) if request.get("tool_choice") in _NO_TOOL else ()))
+    return without(request, without_choice), dropped
 
 
 def _translated(translate: Callable[[Json], T], body: Json) -> T:

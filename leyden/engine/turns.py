@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from leyden._lib.json import Json
+from leyden.dialects.turns import said
 from leyden.engine.tools.tool_parser import ToolCall
 
 MAX_TOKENS = 2**23
@@ -163,10 +164,9 @@ def _digest(text: str) -> bytes:
 
 
 def _meaning(content: str, calls: Sequence[ToolCall]) -> str:
-    """Return the content and the calls in a form that does not depend on how they are written: on white space, and on
-    the order of a JSON object's keys.
+    """Return the content and the calls in a form that does not depend on how they are written. White space within the
+    content of a turn with calls does not count, because templates put calls apart from it in their own way.
     """
     if not calls:
         return content.strip()
-    described = [[call.name, call.arguments] for call in calls]
-    return json.dumps([" ".join(content.split()), described], sort_keys=True)
+    return said(" ".join(content.split()), [(call.name, call.arguments) for call in calls])

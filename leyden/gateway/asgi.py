@@ -48,6 +48,7 @@ _KEY_HEADERS = tuple(
 _NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY) | {name for name, _ in _KEY_HEADERS}
 _NOT_DOWNSTREAM = frozenset(_HOP_BY_HOP)
 _ONE_HOP_BYTES = frozenset(name.encode() for name in _ONE_HOP)
+_USER_AGENT_CHARACTERS = 200
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -72,6 +73,11 @@ def sent_time(scope: Scope, arrived: float) -> float | None:
     except ValueError:
         return None
     return sent if math.isfinite(sent) else None
+
+
+def user_agent(scope: Scope) -> str | None:
+    """Return the client's name for itself, cut to 200 characters; None if it sends none."""
+    return None if (given := header(scope, b"user-agent")) is None else _text(given)[:_USER_AGENT_CHARACTERS]
 
 
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:

@@ -237,11 +237,15 @@ class RecordedAnswer:
         yield self._body
 
 
-def replay_translation(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Translation:
+def replay_translation(
+    client: Dialect, raw: bytes, request: Json, *, whole: Json, dropped_tools: Sequence[str]
+) -> Translation:
     """Return the translation between the client's API and a recorded answer, which is in chat form, or a completion."""
     recorded_in = DIALECTS["chat"] if client.translates else client
     model = str(request.get("model"))
-    return Translation(client, recorded_in, raw, request, whole=whole, model=model, record_tokens=False)
+    return Translation(
+        client, recorded_in, raw, request, whole=whole, model=model, record_tokens=False, dropped_tools=dropped_tools
+    )
 
 
 def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:

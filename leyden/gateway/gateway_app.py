@@ -46,6 +46,7 @@ from leyden.gateway.asgi import (
     send_refusal,
     sent_time,
     trace_parent,
+    user_agent,
 )
 from leyden.gateway.attempts import AttemptKey, Attempts, trace_id_of
 from leyden.gateway.control import Control
@@ -376,6 +377,7 @@ class GatewayApp:
             retry_of=None if earlier is None else earlier.span_id,
             sent_time=sent_time(scope, start_time),
             misdirected=misdirected,
+            user_agent=user_agent(scope),
         )
         tried = self._relay.retries.begin(
             (rollout_id, attempt_id),

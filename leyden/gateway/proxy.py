@@ -102,6 +102,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         pause_wait_seconds: float = 300.0,
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        dropped_tools: Sequence[str] = (),
         durable: bool = False,
         spool: str | Path | None = None,
         spool_bytes: int = 256 * 2**20,
@@ -138,6 +139,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
             retry.
         sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of every request of such
             rollouts, named as in the agents' API: {"val": {"temperature": 0}}.
+        dropped_tools: types or names of hosted tools, such as "web_search", to leave out of calls that are translated.
+            The record of a call names the tools that were left out. Other hosted tools are refused.
         durable: write each call to the store before the last byte of its response, and answer 503 if that fails.
             Otherwise calls are written afterwards, and a crash of this process loses the last ones: hundredths of a
             second, or a second and more on a busy machine.
@@ -189,6 +192,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             upstream_retries=upstream_retries,
             limits=self._limits,
             sampling_overrides=overrides,
+            dropped_tools=_tool_names(dropped_tools),
             durable=durable,
         )
         check_number("spool_bytes", spool_bytes, at_least=0, whole=True)
@@ -362,11 +366,12 @@ class LLMProxy(NamedOptions, KeepsArguments):
     def models_digest(self) -> str:
         """Return a digest that changes when equal requests may get other responses.
 
-        It covers each served model's name, address, name at its server and parameters, and the sampling overrides. Keys
-        are left out.
+        It covers each served model's name, address, name at its server and parameters, the sampling overrides and the
+        dropped tools. Keys are left out.
         """
         served = [server.content for server in self.served_models]
-        content = [served, self._relay_options.sampling_overrides]
+        options = self._relay_options
+        content = [served, options.sampling_overrides, *options.dropped_tools]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
     def make_key(self, rollout_id: str, attempt_id: str) -> str:
@@ -751,6 +756,12 @@ class _GatewayHere(RunningGateway):
 
     def close(self) -> None:
         self.stop()
+
+
+def _tool_names(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or not all(isinstance(cast(object, name), str) and name for name in names):
+        raise ConfigError(f"dropped_tools is {names!r}; give a list of names or types of tools, such as ['web_search']")
+    return list(names)
 
 
 def _checked_store(store: Any) -> LightningStore:

@@ -78,6 +78,12 @@ class ModelCall:
     """The recorded call that answers this one; None if the model answers it."""
     replay_diverged: str | None = None
     """The difference from the recorded request that ended a replay, in one line."""
+    restored: list[str] = field(default_factory=list[str])
+    """The paths in the request that the server got as the model had written them, not as the agent sent them."""
+    user_agent: str | None = None
+    """The client's own name for itself; None if it sent none."""
+    dropped_tools: list[str] = field(default_factory=list[str])
+    """The hosted tools that were left out of the request (`LLMProxy(dropped_tools=...)`)."""
     span_id: str = field(default_factory=ids.span_id)
 
 
@@ -95,6 +101,12 @@ def span_of(call: ModelCall) -> Span:
         attributes[semconv.RETRY_OF] = call.retry_of
     if call.sent_time is not None:
         attributes[semconv.SENT_TIME] = call.sent_time
+    if call.user_agent is not None:
+        attributes[semconv.USER_AGENT] = call.user_agent
+    if call.restored:
+        attributes[semconv.RESTORED] = call.restored
+    if call.dropped_tools:
+        attributes[semconv.DROPPED_TOOLS] = call.dropped_tools
     _describe_request(call.request, attributes)
     if call.fields and call.operation != "embeddings":
         attributes[semconv.REQUEST_FIELDS] = _text(call.fields)

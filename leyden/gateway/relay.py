@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, cast
 
 from leyden._lib.host.http import Refusal, parsed, send_reply
+from leyden._lib.json import is_list, is_object
 from leyden.dialects import (
     Translation,
     WrongType,
@@ -40,6 +43,7 @@ from leyden.gateway.recorder import Recorder
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
 from leyden.gateway.transport import ServerGone, Transport, UpstreamResponse
+from leyden.gateway.turns import Turns
 from leyden.gateway.upstream import UpstreamModel
 from leyden.gateway.upstream_metrics import UpstreamFailure, UpstreamMetrics
 
@@ -80,6 +84,7 @@ class RelayOptions:
     upstream_retries: int
     limits: AttemptLimits
     sampling_overrides: Mapping[str, Mapping[str, Any]]
+    dropped_tools: Sequence[str]
     durable: bool
 
 
@@ -119,17 +124,19 @@ class Relay:
         """Calls whose record could not read all of the answer."""
         self.kept = KeptResponses()
         self.retries = Retries()
+        self._turns = Turns()
 
     @property
     def remembers(self) -> bool:
         """Whether `end_attempt` may find state to drop. Safe from any thread."""
-        return bool(self.kept) or bool(self.retries) or bool(self._balancer)
+        return bool(self.kept) or bool(self.retries) or bool(self._balancer) or bool(self._turns)
 
     def end_attempt(self, key: AttemptKey) -> None:
         """Drop the state of an attempt that is over."""
         self.kept.end(key)
         self.retries.end(key)
         self._balancer.end_attempt(key)
+        self._turns.end(key)
 
     async def take(self, exchange: Exchange) -> None:
         """Reply to a call and record it. Every error becomes a reply, also the cancellation of the running task, which
@@ -196,7 +203,9 @@ class Relay:
             if client.conversations is not None:
                 with contextlib.suppress(Refusal):  # the model's server may keep a response that the gateway does not
                     whole = self.kept.whole(exchange.key, whole, client.conversations)
-            translation = replay_translation(client, exchange.raw, exchange.request, whole=whole)
+            translation = replay_translation(
+                client, exchange.raw, exchange.request, whole=whole, dropped_tools=self._options.dropped_tools
+            )
             requests = [compared_request(call.operation, translation.chat, call.fields)]
             # To a server that keeps responses only the new turn was sent, and so recorded.
             if whole is not exchange.request:
@@ -210,7 +219,7 @@ class Relay:
             return False
         if recorded is None:
             return False
-        call.replayed, call.request = recorded, translation.chat
+        call.replayed, call.request, call.dropped_tools = recorded, translation.chat, translation.dropped_tools
         exchange.keep = whole if client.conversations is not None else None
         with_token_ids = exchange.request.get("return_token_ids") is True
         await self._relay_whole(exchange, translation, RecordedAnswer(recorded, with_token_ids=with_token_ids))
@@ -285,6 +294,7 @@ class Relay:
         call = exchange.call
         translation = self._translation(exchange, model)
         call.request = translation.chat if translation.seed is None else {**translation.chat, "seed": translation.seed}
+        call.restored, call.dropped_tools = translation.restored, translation.dropped_tools
         buffered = translation.streams and translation.asks_for_tokens and self._buffering.wanted(model)
         body = translation.unstreamed() if buffered else translation.body
         beat = asyncio.create_task(self._keep_alive(exchange, early=buffered)) if translation.streams else None
@@ -363,14 +373,19 @@ class Relay:
                 model=model.name_there,
                 record_tokens=bool(model.record_tokens),
                 seed=seed,
+                dropped_tools=self._options.dropped_tools,
+                restore=partial(self._turns.restore, exchange.key),
             )
         except WrongType as error:
             raise _wrong_type(error) from error
         except Untranslatable as error:
+            tool = re.fullmatch(r"tools\[(\d+)\]\.type", error.field)
+            name = request["tools"][int(tool[1])].get("type") if tool else None
+            remedy = f"; to leave the tool out, give the gateway dropped_tools=[{name!r}]" if name else ""
             raise Refusal(
                 400,
                 "untranslatable",
-                f"{error}; model {model.model_name!r} is asked in {upstream.path}, to which {client.path} is translated",
+                f"{error}; model {model.model_name!r} is asked in {upstream.path}, to which {client.path} is translated{remedy}",
                 param=error.field,
             ) from error
 
@@ -502,10 +517,14 @@ class Relay:
         await exchange.write(last, more=False)
 
     def _keep(self, exchange: Exchange, translation: Translation) -> None:
-        """Keep a complete response for a later request that continues it. Do nothing for a call whose response is not
-        to be kept.
+        """Keep a complete response for a later request that continues it, by its id or by its messages. Do nothing for
+        a call whose response is not to be kept.
         """
         call, request = exchange.call, exchange.keep
+        if call.error is None and call.response is not None and (translation.asks_for_tokens or call.replayed):
+            for choice in call.response.get("choices") or ():
+                if is_object(choice.get("message")) and is_list(messages := call.request.get("messages")):
+                    self._turns.add(exchange.key, messages, choice["message"])
         exchange.keep = None
         conversations = translation.client.conversations
         if request is None or conversations is None or call.error is not None or call.response is None:

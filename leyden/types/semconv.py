@@ -109,6 +109,14 @@ REQUEST_FIELDS: Final = "leyden.request.fields"
 """The fields of the agent's request that may change the answer, besides messages and tools, as a JSON object. They have
 the names of the agent's API. Seeds and overrides of the gateway are left out."""
 
+RESTORED: Final = "leyden.request.restored"
+"""The fields of the recorded messages that the server got as its model had written them in earlier answers, and not as
+the agent sent them back: `messages[2].tool_calls`."""
+DROPPED_TOOLS: Final = "leyden.request.dropped_tools"
+"""The tools that the gateway left out of the request, because the server cannot run them and the user said so."""
+USER_AGENT: Final = "user_agent.original"
+"""The name and version of the client that made a model call (OpenTelemetry's name)."""
+
 # A rollout that repeats a recorded attempt
 REPLAY_FROM: Final = "leyden.replay_from"
 """In a rollout's metadata: the `ReplayFrom` that says which attempt it repeats, and how far."""

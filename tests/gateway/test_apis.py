@@ -318,6 +318,7 @@ async def test_a_call_is_described_in_the_same_attributes_whatever_it_came_in(ca
     own = {
         *(semconv.CALL_INDEX, semconv.GEN_AI_RESPONSE_ID, "gen_ai.request.max_completion_tokens"),
         *(semconv.KNOWN_PREFIX, semconv.GOES_ON_FROM, semconv.SENT_TIME),
+        semconv.USER_AGENT,
         semconv.REQUEST_FIELDS,  # named as the client's API names them
     }
     chat, messages, responses = (

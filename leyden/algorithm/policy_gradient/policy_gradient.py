@@ -19,6 +19,7 @@ from typing import Any
 
 from leyden._lib import ids
 from leyden._lib.options import check_choice, check_number
+from leyden.adapter import FEW_MERGED
 from leyden.algorithm.algorithm import Dataset
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.iterative import Metrics
@@ -49,8 +50,6 @@ from leyden.types import EnqueueRolloutRequest, TrainingSequence, semconv
 
 logger = logging.getLogger(__name__)
 
-_FEW_MERGED = 0.9
-"""If a smaller share of turns is merged, a warning explains one that is not."""
 _MANY_DIVERGED = 0.1
 """If a larger share of forks leaves the record, a warning explains one of them."""
 _IMITATION = CrossEntropyLoss()
@@ -387,17 +386,15 @@ class PolicyGradient(PolicyAlgorithm):
 
     def _warn_of_split_turns(self, counts: RolloutCounts) -> None:
         split = counts.split_turn
-        if self._warned_of_split_turns or split is None or counts.merged_turns >= _FEW_MERGED * counts.continued_turns:
+        if self._warned_of_split_turns or split is None or counts.merged_turns >= FEW_MERGED * counts.continued_turns:
             return
         self._warned_of_split_turns = True
         logger.warning(
             "%d of %d turns are trained on as sequences of their own, because their tokens do not continue those before. "
-            "For example call %d (%s): %s",
+            "For example %s",
             counts.continued_turns - counts.merged_turns,
             counts.continued_turns,
-            split.call,
-            split.reason,
-            split.detail,
+            split,
         )
 
     def _warn_of_forks(self, counts: ForkCounts) -> None:
