@@ -22,7 +22,7 @@ from torch import Tensor
 from leyden.engine import untyped
 from leyden.engine.batches import Targets, TrainedPart, check_sequences, held_tokens, micro_batches
 from leyden.engine.forward.model_forward import ModelForward
-from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
+from leyden.engine.heads import EmbeddingGradient, TokenOutputs, TokenReader, make_value_head
 from leyden.engine.memory import free_cached_memory, is_out_of_memory, move_optimizer
 from leyden.engine.policy_backend import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.untyped import listed
@@ -33,8 +33,9 @@ from leyden.types import TrainingSequence
 logger = logging.getLogger("leyden.engine")
 
 _VALUE_HEAD: Final = "value_head"
+_TIED_HEAD: Final = "tied head"
 Owed = frozenset[str] | None
-"""The names of the parameters that a micro-batch has not yet added its gradient to; None: all."""
+"""The names of the leaves that a micro-batch has not yet added its gradient to; None: all."""
 
 
 class TorchLearner:
@@ -58,9 +59,9 @@ class TorchLearner:
         self._forward = forward
         self.max_tokens = max_tokens_per_microbatch
         """The largest size of a micro-batch in tokens (`held_tokens`). It is lowered when memory runs out."""
-        embeddings = model.get_input_embeddings().weight
-        self._n_vocabulary = int(embeddings.shape[0])
-        self._device: torch.device = embeddings.device
+        embeddings = model.get_input_embeddings()
+        self._n_vocabulary = int(embeddings.weight.shape[0])
+        self._device: torch.device = embeddings.weight.device
         self.parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
@@ -87,7 +88,10 @@ class TorchLearner:
             weight_decay=first.weight_decay,
             fused=True,  # one pass over each parameter instead of ten
         )
-        self._reader = TokenReader(forward, n_vocabulary=self._n_vocabulary, value_head=self._value_head)
+        self._embeddings = EmbeddingGradient(embeddings, forward.head)
+        self._reader = TokenReader(
+            forward, n_vocabulary=self._n_vocabulary, value_head=self._value_head, embeddings=self._embeddings
+        )
         self._offload = offload
         self._pinned: dict[tuple[Tensor, str], Tensor] = {}
         """The CPU's memory for offloaded tensors (`move_optimizer`)."""
@@ -96,10 +100,14 @@ class TorchLearner:
         self._lowered = False
         """Whether the warning of too large micro-batches has been logged."""
         self._accumulated: set[str] = set()
-        """The names of the parameters that the micro-batch under way has added its gradient to."""
+        """The names of the leaves that the micro-batch under way has added its gradient to."""
+        self._leaves = dict(self.parameters)
+        """The leaves of a backward pass by name: the parameters, and a tied head's own."""
+        if self._embeddings.head_weight is not None:
+            self._leaves[_TIED_HEAD] = self._embeddings.head_weight
         accumulated = self._accumulated  # not self: torch keeps the hooks where no collector finds a cycle through them
-        for name, parameter in self.parameters.items():
-            untyped.after_gradient(parameter, lambda _, name=name: accumulated.add(name))
+        for name, leaf in self._leaves.items():
+            untyped.after_gradient(leaf, lambda _, name=name: accumulated.add(name))
         self.offload()
 
     def forward(
@@ -149,7 +157,7 @@ class TorchLearner:
             """Add the gradient and the metrics of one micro-batch. Raise EngineError, with the gradient cleared, if its
             loss is not finite.
 
-            owed: names of the parameters whose gradient this pass adds; None for all.
+            owed: names of the leaves whose gradient this pass adds; None for all.
             """
             targets = Targets.of(batch, columns, self._device)
             outputs = self._reader.read(
@@ -164,12 +172,13 @@ class TorchLearner:
                     f"weights or columns ({', '.join(columns)}) that are not finite, or a policy that moved too far: "
                     "then lower the learning_rate or max_grad_norm of OptimParams"
                 )
-            inputs = None if owed is None else [self.parameters[name] for name in owed]
+            inputs = None if owed is None else [self._leaves[name] for name in owed]
             if inputs is None or inputs:  # [] would mean all parameters to torch
                 untyped.backward(summed, inputs)
             total.add(seen)
 
         self._in_micro_batches(trained, run)
+        self._embeddings.merge()
         self._n_gradients += 1
         return ForwardBackwardResult(
             loss=total.loss,
@@ -199,7 +208,7 @@ class TorchLearner:
             if failure is not None:
                 free_cached_memory()
                 self._lower_max_tokens(batch, failure)
-                names = frozenset(self.parameters) if owed is None else owed
+                names = frozenset(self._leaves) if owed is None else owed
                 waiting.appendleft((batch, names - self._accumulated))
 
     def _lower_max_tokens(self, batch: Sequence[TrainedPart], failure: str) -> None:
@@ -297,6 +306,7 @@ class TorchLearner:
         for name, parameter in self.parameters.items():
             parameter.grad = None
             self.masters[name].grad = None
+        self._embeddings.clear()
         self._n_gradients = 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.heads import SMALLEST_CHUNKED_VOCABULARY, TokenReader, chunked_logprobs
 from leyden.engine.learner import TorchLearner
+from leyden.engine.policy_backend import OptimParams
+from leyden.errors import ConfigError
 from leyden.objectives.losses import PPOLoss
 from tests.engine import tiny
 from tests.engine.test_learner import a_batch, gradient
+from tests.engine.weighted_likelihood import WeightedLikelihood
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[2]
@@ -70,6 +74,20 @@ def test_the_log_probabilities_of_a_large_vocabulary_are_exact(wrap: Any):
     assert torch.allclose(logprobs_N.double(), wanted_NV.gather(-1, ids_N[:, None])[:, 0], atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["linear", "with a bias", "wrapped"])
+def test_a_frozen_head_whose_entropies_have_no_gradient_passes_the_same_one_on(kind: str):
+    hidden, ids, weights = torch.randn(23, 16), torch.randint(50, (23,)), torch.randn(23)
+    head, found = head_of(kind).requires_grad_(False), list[list[Tensor]]()
+    for entropy_gradient in (False, True):
+        x = hidden.clone().requires_grad_()
+        logprobs, entropies = chunked_logprobs(x, head, ids, 0.7, entropy_gradient, chunk_elements=7 * 50)
+        assert entropies.requires_grad == entropy_gradient
+        (weights * logprobs).sum().backward()
+        found.append([logprobs.detach(), entropies.detach(), x.grad])
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-5)
+
+
 def test_a_frozen_head_gets_no_gradient_and_half_precision_weights_keep_their_type():
     head = head_of("linear").requires_grad_(False).to(torch.bfloat16)
     hidden = torch.randn(9, 16, dtype=torch.bfloat16).requires_grad_()
@@ -100,6 +118,45 @@ def test_a_large_vocabulary_has_the_gradient_of_the_direct_path(way: Any, monkey
         torch.testing.assert_close(got, gradients[name], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("way", [LayoutForward, CachedForward, UncachedForward])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tie_word_embeddings": True},
+        {"tie_word_embeddings": False},
+        {"kind": "gemma3_text", "head_dim": 32},  # tied, with a padding token
+        {"kind": "gemma2", "head_dim": 32, "final_logit_softcapping": 5.0},
+    ],
+    ids=["tied", "untied", "gemma3", "softcapped"],
+)
+def test_the_gradient_is_that_of_whole_logits_in_float64(options: dict[str, Any], way: Any):
+    model = tiny.model(vocab_size=SMALLEST_CHUNKED_VOCABULARY, layers=1, **options)
+    twin, batches = copy.deepcopy(model).double(), (a_batch(7), a_batch(8))
+    scored = [[replace(s, columns={"score": s.columns["advantages"]}) for s in batch] for batch in batches]
+    try:
+        forward = way(model, max_rows=4, max_length=128)
+    except ConfigError:
+        pytest.skip("this forward refuses the model")
+    learner = TorchLearner(model, forward, max_tokens_per_microbatch=60)
+    for batch in scored:  # several micro-batches each, and the second adds to the gradient of the first
+        learner.forward_backward(batch, WeightedLikelihood(), 1.0)
+        for s in batch:
+            logprobs = twin(torch.tensor([s.token_ids]), use_cache=False).logits[0, :-1].log_softmax(-1)
+            chosen = logprobs.gather(-1, torch.tensor(s.token_ids[1:])[:, None])[:, 0]
+            weights = torch.tensor(s.weights[1:], dtype=torch.float64)
+            (-(weights * torch.tensor(s.columns["score"][1:], dtype=torch.float64) * chosen).sum()).backward()
+    assert gradient(learner).keys() == dict(twin.named_parameters()).keys()
+    for name, wanted in twin.named_parameters():
+        torch.testing.assert_close(gradient(learner)[name].double(), wanted.grad, atol=2e-4, rtol=1e-3)
+    learner.clear_gradient()
+    learner.forward_backward(batches[0], PPOLoss(), 1.0)
+    once = gradient(learner)
+    learner.apply(OptimParams(learning_rate=0.0))
+    learner.forward_backward(batches[0], PPOLoss(), 1.0)
+    for name, wanted in gradient(learner).items():
+        assert torch.equal(wanted, once[name]), "nothing of an earlier gradient is left"
+
+
 @pytest.mark.parametrize(
     ("options", "exact"),
     [({"kind": "gpt2", "n_positions": 512}, True), ({"kind": "granite", "logits_scaling": 2.0}, False)],
@@ -113,6 +170,32 @@ def test_logits_that_are_more_than_the_heads_output_take_the_direct_path(options
         torch.testing.assert_close(
             forward.head(forward.hidden_at(sequences, positions)), forward.logits_at(sequences, positions)
         )
+
+
+_COPIES = """
+import resource, torch
+from leyden.engine.forward.layout import LayoutForward
+from leyden.engine.learner import TorchLearner
+from leyden.objectives.losses import PPOLoss
+from tests.engine import tiny
+from tests.engine.test_learner import a_batch
+torch.set_num_threads(1)
+model = tiny.model(vocab_size=50_000, hidden=1024, layers=1)
+learner = TorchLearner(model, LayoutForward(model, max_rows=4, max_length=128), max_tokens_per_microbatch=10**6)
+learner.forward(a_batch(1), 1.0)
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
+for _ in range({calls}):
+    learner.forward_backward(a_batch(1), PPOLoss(), 1.0)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("calls", "n_copies"), [(1, 1.7), (2, 2.9)])
+def test_a_tied_heads_gradient_has_no_copy_that_is_not_needed(calls: int, n_copies: float):
+    script = _COPIES.replace("{calls}", str(calls))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < n_copies * 50_000 * 1024 * 4 / 2**20 + 52  # and the gradient of the layers
 
 
 _PEAK = """

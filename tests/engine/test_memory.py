@@ -67,10 +67,11 @@ class SmallMemory(LayoutForward):
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ],
 )
+@pytest.mark.parametrize("options", [{}, {"vocab_size": 5_000}, {"vocab_size": 5_000, "tie_word_embeddings": False}])
 def test_a_micro_batch_that_does_not_fit_is_halved_with_the_same_gradient(
-    backward: bool, error: Exception, caplog: pytest.LogCaptureFixture
+    backward: bool, error: Exception, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
-    model, batches = tiny.model(), (a_batch(1, n=12), a_batch(2, n=12))
+    model, batches = tiny.model(**options), (a_batch(1, n=12), a_batch(2, n=12))
     twin = copy.deepcopy(model)
     whole = TorchLearner(twin, LayoutForward(twin, max_rows=4, max_length=128), max_tokens_per_microbatch=10**6)
     forward = SmallMemory(model, limit=130, backward=backward, error=error)

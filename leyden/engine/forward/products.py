@@ -64,6 +64,12 @@ def use_own_products(model: torch.nn.Module) -> None:
             del module.forward
 
 
+def drop_packed(module: torch.nn.Module) -> None:
+    """Free the packed weights of a linear layer, which are made again once that pays."""
+    if isinstance(forward := module.__dict__.get("forward"), LinearForward):
+        forward.drop()
+
+
 def packed_bytes(model: torch.nn.Module) -> int:
     """Return the memory that a model's linear layers hold for packed weights."""
     forwards = (module.forward for module in model.modules())
@@ -146,7 +152,7 @@ class LinearForward:
             or weight_OI.is_inference()  # torch does not count its changes
             or torch.are_deterministic_algorithms_enabled()
         ):
-            self._restart(None)
+            self.drop()
             return linear(input, weight_OI, bias_O)
         if (changes := untyped.changes(weight_OI)) != self._changes:
             self._restart(changes)
@@ -166,6 +172,10 @@ class LinearForward:
         """The memory of the packed weights."""
         packed = self._packed  # another thread may drop it meanwhile
         return 0 if packed is None else packed.numel() * packed.element_size()
+
+    def drop(self) -> None:
+        """Drop the packed weights."""
+        self._restart(None)
 
     def _restart(self, changes: tuple[int, int] | None) -> None:
         """Drop the packed weights and start counting products again.
