@@ -1,7 +1,7 @@
 """Choose the fastest forward pass whose logits are proven to equal those of the model's own.
 
 Every candidate runs the same probe: prompts of different lengths in one batch, single tokens after them, rows of both
-kinds together, a row continued after a pause. Its logits must match those of the model on each sequence alone. A
+kinds together, a row continued after a pause. Its logits must match those of the model on each whole sequence alone. A
 candidate that raises or differs is skipped, and the reason logged.
 """
 
@@ -11,7 +11,7 @@ import inspect
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +82,11 @@ def probe(model: Any, forward: ModelForward) -> None:
         [10, 12, 8, 10],
     ]
     script = [[length if length is None or length <= longest else None for length in step] for step in script]
+    positions = [sorted({0, longest - 1}), [longest // 2]]
+    wanted = [
+        _own_logits(model, sequence, {length - 1 for step in script if (length := step[b])} | set(more))
+        for b, (sequence, more) in enumerate(zip(sequences, [*positions, [], []], strict=True))
+    ]
     cached = [0, 0, 0, 0]
     for step in script:
         batch = [(b, length) for b, length in enumerate(step) if length is not None and length > cached[b]]
@@ -91,27 +96,26 @@ def probe(model: Any, forward: ModelForward) -> None:
             [rows[b] for b, _ in batch], [sequences[b][:length] for b, length in batch], [cached[b] for b, _ in batch]
         )
         for (b, length), logits_V in zip(batch, got, strict=True):
-            wanted_V = _own_logits(model, sequences[b][:length], [length - 1])[0]
-            _compare(logits_V, wanted_V, f"decoding {length} tokens, {cached[b]} cached")
+            _compare(logits_V, wanted[b][length - 1], f"decoding {length} tokens, {cached[b]} cached")
             cached[b] = length
-    positions = [sorted({0, longest - 1}), [longest // 2]]
     got = forward.logits_at(sequences[:2], positions)
-    wanted = torch.cat([_own_logits(model, s, p) for s, p in zip(sequences[:2], positions, strict=True)])
-    _compare(got, wanted, "training")
+    _compare(got, torch.stack([wanted[b][at] for b, each in enumerate(positions) for at in each]), "training")
     forward.release()
 
 
-def _own_logits(model: Any, sequence: list[int], positions: list[int]) -> Tensor:
-    """Return the model's own logits (N, V) at N positions of one sequence, without a cache.
+def _own_logits(model: Any, sequence: list[int], positions: set[int]) -> dict[int, Tensor]:
+    """Return the model's own logits (V,) at some positions of one sequence, without a cache.
 
     A model that can is asked for these alone, because a head of 262,144 rows takes most of the time.
     """
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
+    chosen = sorted(positions)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
-        return cast(Tensor, model(input_ids=ids, use_cache=False).logits[0, positions])
-    chosen = torch.tensor(positions, device=ids.device)
-    return cast(Tensor, model(input_ids=ids, use_cache=False, logits_to_keep=chosen).logits[0])
+    if "logits_to_keep" in inspect.signature(inner.forward).parameters:
+        kept = model(input_ids=ids, use_cache=False, logits_to_keep=torch.tensor(chosen, device=ids.device)).logits[0]
+    else:
+        kept = model(input_ids=ids, use_cache=False).logits[0, chosen]
+    return dict(zip(chosen, kept, strict=True))
 
 
 def _compare(got: Tensor, wanted: Tensor, what: str) -> None:
