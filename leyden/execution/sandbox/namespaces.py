@@ -18,6 +18,7 @@ and a line that says what.
 
 from __future__ import annotations
 
+import _socket as socket
 import ctypes
 import errno
 import fcntl
@@ -25,14 +26,15 @@ import marshal
 import os
 import resource
 import select
-import signal
-import socket
 import struct
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # at run time it would add to the time of its start
+    import signal
     from typing import Any, NoReturn
+else:  # `signal` and `socket` make enums of their numbers, which takes longer than to build the sandbox
+    import _signal as signal
 
 REFUSED, LIMITED = 62, 63
 """The signals by which the door ends if the sandbox could not be built, and after a limit was exceeded; standard error
@@ -76,7 +78,7 @@ _SYSTEM_CALLS = {
 }  # fmt: skip
 """The system calls that the program does not have: their numbers on x86-64 and on AArch64."""
 _SOCKET, _IOCTL, _ARCHITECTURE = (41, 16, 0xC000003E) if _X86 else (198, 29, 0xC00000B7)
-_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 """The kinds of socket that the program has. Others, as of a virtual machine's host, are in no network namespace."""
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SMALLEST_FILE = 4096
@@ -129,7 +131,10 @@ def main(spec_path: str) -> NoReturn:
         os.kill(first, signal.SIGKILL)
         _explain(f"the kernel refuses to limit memory or processes: {error}")
         _end_by(REFUSED)
-    ours.send(b"x")
+    try:
+        ours.send(b"x")
+    except OSError:  # process 1 has ended already
+        pass
     status = _stand_at_the_door(spec, first, ours, groups)
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
@@ -148,8 +153,9 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket, 
     relay = _Relay()
     before = {path: _size(path) for path in spec["write"].values() if spec["disk_bytes"] is not None}
     if spec["addresses"]:
-        _, fds, _, _ = socket.recv_fds(inside, 1, len(spec["addresses"]))
-        for fd, address in zip(fds, spec["addresses"], strict=False):
+        _, passed, _, _ = inside.recvmsg(1, socket.CMSG_LEN(4 * len(spec["addresses"])))
+        fds = [fd for _, _, data in passed for (fd,) in struct.iter_unpack("i", data)]
+        for fd, address in zip(fds, spec["addresses"], strict=False):  # none if process 1 was not built
             relay.listen(socket.socket(fileno=fd), address)
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -190,7 +196,7 @@ class _Relay:
 
     def __init__(self) -> None:
         self.poll = select.poll()
-        self._sockets: dict[int, socket.socket] = {}
+        self._sockets: dict[int, Any] = {}
         self._outside: dict[int, tuple[int, Any]] = {}
         """The family and the address, outside, of each listening socket's server."""
         self._peers: dict[int, int] = {}
@@ -212,7 +218,7 @@ class _Relay:
         for fd, event in self.poll.poll(seconds * 1000):
             if fd in self._outside:
                 try:
-                    self._connect(self._sockets[fd].accept()[0], *self._outside[fd])
+                    self._connect(socket.socket(fileno=self._sockets[fd]._accept()[0]), *self._outside[fd])
                 except OSError:  # too many connections; it waits until one ends
                     time.sleep(0.01)
             elif fd in self._peers:
@@ -471,7 +477,8 @@ def _be_first(spec: dict[str, Any], door: socket.socket) -> None:
     _LIBC.sethostname(b"sandbox", 7)
     listeners = _network(spec["addresses"])
     if listeners:
-        socket.send_fds(door, [b"x"], [each.fileno() for each in listeners])
+        fds = struct.pack(f"{len(listeners)}i", *(each.fileno() for each in listeners))
+        door.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
     for each in listeners:
         each.close()
     _root(spec)
@@ -490,16 +497,20 @@ def _be_first(spec: dict[str, Any], door: socket.socket) -> None:
 
 def _network(addresses: list[tuple[str, int]]) -> list[socket.socket]:
     """Start the loopback interface and listen there on the addresses, whose hosts are names or IPv4 addresses."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        flags = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", struct.unpack("16sh14x", flags)[1] | 1))
-        listeners: list[socket.socket] = []
-        for index, (host, port) in enumerate(addresses):
-            inside = _inside(host)
-            if not inside.startswith("127."):
-                sockaddr = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(inside))
-                fcntl.ioctl(any_socket, _SET_ADDRESS, struct.pack("16s16s", b"lo:%d" % index, sockaddr))
-            listeners.append(socket.create_server((inside, port), backlog=128))
+    any_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    flags = fcntl.ioctl(any_socket.fileno(), _GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
+    up = struct.unpack("16sh14x", flags)[1] | 1
+    fcntl.ioctl(any_socket.fileno(), _SET_FLAGS, struct.pack("16sh14x", b"lo", up))
+    listeners: list[socket.socket] = []
+    for index, (host, port) in enumerate(addresses):
+        inside = _inside(host)
+        if not inside.startswith("127."):
+            sockaddr = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(inside))
+            fcntl.ioctl(any_socket.fileno(), _SET_ADDRESS, struct.pack("16s16s", b"lo:%d" % index, sockaddr))
+        listeners.append(listener := socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        listener.bind((inside, port))
+        listener.listen(128)
+    any_socket.close()
     return listeners
 
 
@@ -617,7 +628,7 @@ def _rules() -> bytes:
     foreign = struct.pack("=HBBI", 0x15, 1, 0, _ARCHITECTURE) + answer(errno.ENOSYS)
     foreign += load(0) + struct.pack("=HBBI", 0x35, 0, 1, 0x40000000) + answer(errno.ENOSYS)  # x32
     refused = b"".join(if_equal(each[not _X86], answer(errno.EPERM)) for each in _SYSTEM_CALLS.values())
-    families = b"".join(if_equal(int(each), answer(None)) for each in _FAMILIES) + answer(errno.EAFNOSUPPORT)
+    families = b"".join(if_equal(each, answer(None)) for each in _FAMILIES) + answer(errno.EAFNOSUPPORT)
     terminal = b"".join(if_equal(each, answer(errno.EPERM)) for each in _TERMINAL_INPUT) + answer(None)
     sockets = if_equal(_SOCKET, load(16) + families) + if_equal(_IOCTL, load(24) + terminal)
     return load(4) + foreign + refused + sockets + answer(None)
@@ -693,7 +704,7 @@ def _pivot(root: str, old: str) -> None:
 
 def _die_with(parent: int) -> None:
     """Ask for SIGKILL when the parent ends; end at once if it has."""
-    _LIBC.prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    _LIBC.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(_NOT_BUILT)
 

@@ -16,18 +16,19 @@ On systems other than Linux nothing is adopted: the program's process group is e
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import marshal
 import os
 import select
-import signal
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # at run time it would add a sixth to the time of its start
+    import signal
     from typing import Any
+else:  # `signal` makes enums of its numbers, which takes a third of the time of its start
+    import _signal as signal
 
 _SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 _REAL_TIME_LIMIT = 15  # RLIMIT_RTTIME
@@ -178,8 +179,10 @@ class Supervisor:
         if not _LINUX:
             return
         runner = self._spec["runner_pid"]
-        with contextlib.suppress(OSError):  # before Linux 5.3
+        try:
             self._poll.register(os.pidfd_open(runner), select.POLLIN)
+        except OSError:  # before Linux 5.3
+            pass
         if os.getppid() != runner:  # the runner died before this watch began
             self._cause = "request"
 
@@ -276,8 +279,10 @@ class Supervisor:
     def _signal_all(self, number: int) -> None:
         send = os.kill if _LINUX else os.killpg
         for pid in self._processes():
-            with contextlib.suppress(OSError):  # gone, or another user's
+            try:
                 send(pid, number)
+            except OSError:  # gone, or another user's
+                pass
 
 
 def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None:
@@ -315,7 +320,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     folders = [root]
     while folders:
         folder = folders.pop()
-        with contextlib.suppress(OSError):
+        try:
             if os.path.islink(folder) or not os.path.isdir(folder):
                 os.unlink(folder)
                 continue
@@ -323,7 +328,7 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
             with os.scandir(folder) as entries:
                 below = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
             for each, is_folder in below:
-                with contextlib.suppress(OSError):
+                try:
                     if not is_folder:
                         os.unlink(each)
                     elif folder == root:
@@ -333,19 +338,27 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
                         number += 1
                         os.rename(each, f"{root}/{moved}-{number}")
                         folders.append(f"{root}/{moved}-{number}")
+                except OSError:
+                    pass
             if folder != root:
                 os.rmdir(folder)
-    with contextlib.suppress(OSError):
+        except OSError:
+            pass
+    try:
         os.rmdir(root)
+    except OSError:
+        pass
 
 
 def _children(pid: int) -> list[int]:
     """Return the children of each thread of `pid`; none if the process is gone."""
     children: list[int] = []
-    with contextlib.suppress(OSError):
+    try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as listed:
                 children += map(int, listed.read().split())
+    except OSError:
+        pass
     return children
 
 
@@ -406,6 +419,9 @@ def main(spec_path: str) -> None:
     if head.get("cause") == "request" or os.getppid() != spec["runner_pid"]:
         # The runner may have died, or be about to, and then would not delete the folder itself.
         remove_tree(spec["directory"])
-    with contextlib.suppress(BrokenPipeError), open(1, "wb", closefd=False) as report:
-        marshal.dump({**head, "output": supervisor.output()}, report)
+    try:
+        with open(1, "wb", closefd=False) as report:
+            marshal.dump({**head, "output": supervisor.output()}, report)
+    except BrokenPipeError:
+        pass
     os._exit(0)  # at once, because the runner waits for this process when it has read the report
