@@ -131,10 +131,6 @@ def main(spec_path: str) -> NoReturn:
         os.kill(first, signal.SIGKILL)
         _explain(f"the kernel refuses to limit memory or processes: {error}")
         _end_by(REFUSED)
-    try:
-        ours.send(b"x")
-    except OSError:  # process 1 has ended already
-        pass
     status = _stand_at_the_door(spec, first, ours, groups)
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
@@ -157,6 +153,10 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket, 
         fds = [fd for _, _, data in passed for (fd,) in struct.iter_unpack("i", data)]
         for fd, address in zip(fds, spec["addresses"], strict=False):  # none if process 1 was not built
             relay.listen(socket.socket(fileno=fd), address)
+    try:
+        inside.send(b"x")
+    except OSError:  # process 1 has ended already
+        pass
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -180,8 +180,11 @@ def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket, 
     if exceeded := _out_of_memory(spec, groups):
         _explain(exceeded)
         return LIMITED
-    told = inside.recv(4, socket.MSG_DONTWAIT) if os.WIFEXITED(status) else b""
-    if not told:  # process 1 was not built, or somebody killed it
+    try:
+        told = inside.recv(4, socket.MSG_DONTWAIT)
+    except OSError:  # process 1 ended before it took what was sent, or somebody killed it
+        told = b""
+    if not told:
         return REFUSED if os.WIFEXITED(status) else status
     (ended_with,) = struct.unpack("=i", told)
     if os.WIFSIGNALED(ended_with) and os.WTERMSIG(ended_with) in (REFUSED, LIMITED):
