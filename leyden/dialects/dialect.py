@@ -115,6 +115,10 @@ class Dialect:
     mark: tuple[str, str] | None = None
     """A header that every client of this dialect sends and no other client does, with the value that servers expect;
     None if there is none."""
+    count_path: str | None = None
+    """The route that counts the tokens of a request's prompt; None if the API has none."""
+    count_answer: Callable[[int], Json] = lambda count: {"input_tokens": count}
+    """Returns the response to `count_path`, given the number of tokens."""
     conversations: Conversations | None = None
     """Continues kept responses; None if the API keeps none."""
 

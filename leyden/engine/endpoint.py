@@ -1,8 +1,9 @@
 """The engine's endpoint: an ASGI application over a decoder.
 
 It serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages` (streamed or not), `/v1/models`
-and `/health`. If a client disconnects, its responses leave the batch. The module knows the decoder's queue and the wire
-format; no gradients, no rollouts. To serve more paths, give `Endpoint` handlers.
+and `/health`. It counts prompts at `/v1/messages/count_tokens`, `/v1/responses/input_tokens` and vLLM's `/tokenize`. If
+a client disconnects, its responses leave the batch. The module knows the decoder's queue and the wire format; no
+gradients, no rollouts. To serve more paths, give `Endpoint` handlers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from leyden._lib.host.http import (
     read_body,
     send_reply,
 )
+from leyden._lib.json import Json
 from leyden.dialects import dialect_of_client, dump, openai_error, sse_event, usage
 from leyden.engine.chat_prompts import Chat, PartialReply, Prompt
 from leyden.engine.decoder import Decoder, Generation, PendingGenerations
@@ -41,7 +43,7 @@ from leyden.engine.loading import LoadedPolicy
 from leyden.engine.refusal import bad_request, unknown_token
 from leyden.engine.response_objects import Choice, chunk, response
 from leyden.engine.text import Offsets
-from leyden.engine.translation import TRANSLATED, TranslatedSend, read_translation
+from leyden.engine.translation import COUNTED, TRANSLATED, TranslatedSend, read_translation
 from leyden.engine.wire import ChatRequest, Kind, TextRequest, parse_request
 from leyden.errors import LeydenError
 
@@ -96,7 +98,11 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request. An error becomes a response in the form of the client's API."""
-        dialect = TRANSLATED.get(scope["path"]) or dialect_of_client(name for name, _ in scope["headers"])
+        dialect = (
+            TRANSLATED.get(scope["path"])
+            or COUNTED.get(scope["path"])
+            or dialect_of_client(name for name, _ in scope["headers"])
+        )
         try:
             await self._route(scope, receive, send)
         except ClientGone:
@@ -133,10 +139,21 @@ class Endpoint:
             translation = await parsed(body, lambda body: read_translation(body, TRANSLATED[path]))
             request = await parsed(translation.body, lambda body: parse_request(body, ChatRequest))
             await self._complete(request, receive, TranslatedSend(translation, send))
+        elif path in COUNTED or path == _TOKENIZE:
+            check_method(scope, "POST")
+            body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
+            if (counted := COUNTED.get(path)) is not None:
+                body = (await parsed(body, lambda body: read_translation(body, counted))).body
+            request = await parsed(body, lambda body: parse_request(body, ChatRequest))
+            self._check_model(request)
+            ids = self._read_prompt(request).token_ids
+            length = self._options.max_length
+            vllm: Json = {"count": len(ids), "max_model_len": length, "tokens": ids}
+            await send_reply(send, dump(vllm if counted is None else counted.count_answer(len(ids))))
         elif path == "/v1/models":
             await send_reply(send, dump(dialect_of_client(headers).models_page([self._options.model_name])))
         else:
-            possible = ", ".join(("/health", "/v1/models", *_COMPLETIONS, *TRANSLATED))
+            possible = ", ".join(("/health", "/v1/models", *_COMPLETIONS, *TRANSLATED, *COUNTED, _TOKENIZE))
             raise bad_request(f"there is nothing at {scope['method']} {path}; possible: {possible}", status=404)
 
     async def _complete(self, request: ChatRequest | TextRequest, receive: Receive, send: Send) -> None:
@@ -230,13 +247,7 @@ class Endpoint:
         context, or a missing seed in deterministic mode.
         """
         options = self._options
-        if request.model != options.model_name:
-            raise bad_request(
-                f"the model {request.model!r} is not served here; this endpoint serves {options.model_name!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+        self._check_model(request)
         if options.deterministic and request.seed is None:
             raise bad_request("'seed' is missing: this engine runs in deterministic mode and needs one", param="seed")
         prompt = self._read_prompt(request)
@@ -251,6 +262,15 @@ class Endpoint:
                 code="context_length_exceeded",
             )
         return prompt
+
+    def _check_model(self, request: ChatRequest | TextRequest) -> None:
+        if request.model != self._options.model_name:
+            raise bad_request(
+                f"the model {request.model!r} is not served here; this endpoint serves {self._options.model_name!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
 
     def _read_prompt(self, request: ChatRequest | TextRequest) -> Prompt:
         """Return the prompt's token ids: the given ids, the encoded text, or the messages in the model's chat template.
@@ -369,6 +389,7 @@ _COMPLETIONS: Mapping[str, type[ChatRequest | TextRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": TextRequest,
 }
+_TOKENIZE = "/tokenize"
 _CONTROL_BYTES = 8 * 2**30
 """The largest body of a request with the control key, such as a training call."""
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]

@@ -18,6 +18,10 @@ TRANSLATED: Final[Mapping[str, Dialect]] = {
     f"/v1/{dialect.path}": dialect for dialect in DIALECTS.values() if dialect.translates and dialect is not CHAT
 }
 """Dialects by path."""
+COUNTED: Final[Mapping[str, Dialect]] = {
+    f"/v1/{dialect.count_path}": dialect for dialect in TRANSLATED.values() if dialect.count_path
+}
+"""Dialects by the path that counts the tokens of a prompt."""
 
 
 def read_translation(body: bytes, dialect: Dialect) -> Translation:

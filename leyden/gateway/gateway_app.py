@@ -115,6 +115,7 @@ class GatewayApp:
         self._misdirected_calls = 0
         self._requests = RequestMetrics(connections)
         self._routes = {dialect.path: dialect for dialect in DIALECTS.values()}
+        self._count_routes = {dialect.count_path: dialect for dialect in DIALECTS.values() if dialect.count_path}
         self._kept_routes = {f"{dialect.path}/": dialect for dialect in DIALECTS.values() if dialect.conversations}
         """Prefixes of the routes of single responses that are kept."""
 
@@ -214,8 +215,12 @@ class GatewayApp:
                 route, pins = path.removeprefix("v1/"), {}
                 key = key_of or attempt_of_headers(scope)
         kept = next((prefix for prefix in self._kept_routes if route.startswith(prefix) and route != prefix), None)
-        if key is None and (route in self._routes or kept):
+        if key is None and (route in self._routes or kept or route in self._count_routes):
             raise _no_attempt(path)
+        if key is not None and (dialect := self._count_routes.get(route)):
+            scope["asked"] = route
+            check_method(scope, "POST")
+            return await self._count(scope, receive, send, key, dialect, claim)
         if key is not None and (dialect := self._routes.get(route)):
             scope["asked"] = route
             check_method(scope, "POST")
@@ -235,7 +240,7 @@ class GatewayApp:
             404,
             "route_not_found",
             f"the gateway has no route {method} /{path}; it serves /rollout/{{id}}/attempt/{{id}}/v1/ with "
-            f"{', '.join(self._routes)} and models",
+            f"{', '.join([*self._routes, *self._count_routes])} and models",
         )
 
     def _claim(self, scope: Scope, parts: list[str]) -> _SignedClaim | None:
@@ -318,6 +323,30 @@ class GatewayApp:
             self._relay.kept.drop(key, response_id)
             return await send_reply(send, dump(dialect.conversations.deleted(response_id)))
         await send_reply(send, dump(kept.response))
+
+    async def _count(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        key: AttemptKey,
+        dialect: Dialect,
+        claim: _SignedClaim | None,
+    ) -> None:
+        """Return how many tokens a prompt has. It is no call: it has no number and no record."""
+        raw = await read_request(scope, receive, self._max_body_bytes)
+        live = None if claim is None else claim.claim
+        admission = await self._attempts.admit(*key, call_index=0, claim=live)  # takes no number
+        call = ModelCall(
+            *key,
+            trace_id=admission.trace_id,
+            parent_id=None,
+            call_index=None,
+            operation=dialect.operation,
+            start_time=time.time(),
+        )
+        status, body = await self._relay.count(Exchange(call, dialect, scope, send, raw, mode=admission.mode))
+        await send_reply(send, body, status=status)
 
     # ---- one call --------------------------------------------------------------------------------
 

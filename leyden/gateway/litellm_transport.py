@@ -67,7 +67,7 @@ class LitellmTransport:
 
     @asynccontextmanager
     async def ask(
-        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope, *, route: str | None = None
     ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request through LiteLLM, and yield the response. A request with a field that agents may not set gets
         an error (status 400) without a call.

@@ -22,10 +22,12 @@ from typing import Any, cast
 from leyden._lib.host.http import Refusal, parsed, send_reply
 from leyden._lib.json import is_list, is_object
 from leyden.dialects import (
+    CHAT,
     Translation,
     WrongType,
     check_types,
     dump,
+    parse,
     parse_request,
     split_events,
 )
@@ -55,6 +57,10 @@ _JSON_TYPE = (b"content-type", b"application/json")
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _RETRY_SECONDS = 0.05
 """The base of the pause before a call is sent again, which doubles each time."""
+_NO_ROUTE = {404, 405, 501}
+"""Statuses of a server without a route."""
+_TOKENIZE = "/tokenize"
+"""vLLM's route, which returns the tokens of a chat prompt and their count."""
 _TOO_BUSY = {429, 502, 503, 504}
 """Statuses of a server that cannot take the call now."""
 _OF_THE_SERVER = {
@@ -166,19 +172,15 @@ class Relay:
         cannot be served.
         """
         call = exchange.call
-        call.request = exchange.request = await parsed(exchange.raw, _parse_request)
-        try:
-            check_types(exchange.request, exchange.dialect.field_types)
-        except WrongType as error:
-            raise _wrong_type(error) from error
+        call.request = exchange.request = await _checked_request(exchange)
         self._options.limits.check(call.call_index or 0, exchange.spent)
         call.fields = compared_fields(exchange.request)
         if await self._replay(exchange):
             return
-        overrides = self._options.sampling_overrides.get(exchange.mode or "")
+        overrides = self._overrides(exchange)
         if (overrides or exchange.pins) and call.operation != "embeddings":
             pinned = pin(exchange.request, exchange.pins, exchange.dialect.path) if exchange.pins else exchange.request
-            call.request = exchange.request = {**pinned, **(overrides or {})}
+            call.request = exchange.request = {**pinned, **overrides}
             exchange.raw = dump(exchange.request)
         await self._gate.enter()
         try:
@@ -192,6 +194,54 @@ class Relay:
         # The run ends and cancels the call meanwhile, unless the engine's death goes unnoticed.
         await asyncio.sleep(self._options.timeout_seconds)
         raise refusal
+
+    def _overrides(self, exchange: Exchange) -> Mapping[str, Any]:
+        return self._options.sampling_overrides.get(exchange.mode or "", {})
+
+    async def count(self, exchange: Exchange) -> tuple[int, bytes]:
+        """Return the status and the body of the answer to a request that counts the tokens of its prompt.
+
+        The server counts, by the route of the client's API or by vLLM's `/tokenize`. Raise Refusal (404) if it cannot:
+        an estimate would be wrong.
+        """
+        client = exchange.dialect
+        exchange.request = {**await _checked_request(exchange), **self._overrides(exchange)}
+        exchange.raw = dump(exchange.request)
+        model = self._balancer.choose(self._servers(exchange.request), exchange.key, but=[])
+        translation = self._translation(exchange, model)
+        if model.litellm_params is not None or translation.upstream not in (client, CHAT):
+            raise _not_counted(
+                model, f"calls of {client.path} are sent to {translation.upstream.path}, without a count"
+            )
+        if not translation.verbatim and not model.part_of_run and translation.chat.get("reasoning_effort") is not None:
+            raise _not_counted(model, "/tokenize does not know the effort, which changes the prompt of some models")
+        route = client.count_path if translation.verbatim else _TOKENIZE
+        await self._gate.enter()
+        try:
+            async with (
+                asyncio.timeout(self._options.timeout_seconds),
+                self._transport(model).ask(model, translation, translation.body, exchange.scope, route=route) as answer,
+            ):
+                raw = await answer.read()
+        except ServerGone as gone:
+            raise _unreachable(model, gone) from gone
+        except TimeoutError as error:
+            raise Refusal(504, "upstream_timeout", f"{model.address} did not count in time") from error
+        finally:
+            self._gate.leave()
+        if answer.status in _NO_ROUTE:
+            raise _not_counted(model, f"it answered {answer.status} to {route}")
+        if answer.status >= 300:
+            return answer.status, translation.error(answer.status, raw)
+        if translation.verbatim:
+            return answer.status, raw
+        try:
+            count: Any = parse(raw)["count"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            count = None
+        if type(count) is not int:
+            raise _not_counted(model, f"its answer to {route} has no count")
+        return 200, dump(client.count_answer(count))
 
     async def _replay(self, exchange: Exchange) -> bool:
         """Answer a call from the record that its attempt repeats. Return whether it is answered."""
@@ -629,6 +679,24 @@ def _parse_request(raw: bytes) -> dict[str, Any]:
         return parse_request(raw)
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_json", f"the request body cannot be read as JSON: {error}") from error
+
+
+async def _checked_request(exchange: Exchange) -> dict[str, Any]:
+    """Return the parsed request. Raise Refusal (400) for one that is no JSON object or has a field of a wrong type."""
+    request = await parsed(exchange.raw, _parse_request)
+    try:
+        check_types(request, exchange.dialect.field_types)
+    except WrongType as error:
+        raise _wrong_type(error) from error
+    return request
+
+
+def _not_counted(model: UpstreamModel, reason: str) -> Refusal:
+    return Refusal(
+        404,
+        "tokens_not_counted",
+        f"the server of model {model.model_name!r} cannot count this prompt: {reason}; the gateway does not estimate",
+    )
 
 
 def _wrong_type(error: WrongType) -> Refusal:

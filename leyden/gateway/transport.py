@@ -56,12 +56,13 @@ class Transport(Protocol):
     """Sends calls to model servers: over HTTP, or to an application in this process."""
 
     def ask(
-        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope, *, route: str | None = None
     ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Send `body` to the server of `model`, and yield its response once the head has arrived.
 
         translation: the call's translation, which names the route.
         scope: the ASGI scope of the agent's request, whose headers are passed on.
+        route: another route, as in `UpstreamModel.url`.
         Raise ServerGone or TimeoutError, also while the response is read.
         """
         ...
@@ -149,12 +150,12 @@ class HttpTransport:
 
     @asynccontextmanager
     async def ask(
-        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope, *, route: str | None = None
     ) -> AsyncGenerator[UpstreamResponse]:
         began = False
         try:
             async with self._session.post(
-                model.url(translation.upstream.path),
+                model.url(route or translation.upstream.path),
                 data=body,
                 headers=upstream_headers(scope, model.api_key, translation.upstream),
                 auth=model.login and aiohttp.BasicAuth(*model.login, encoding="utf-8"),
@@ -233,7 +234,7 @@ class AppTransport:
 
     @asynccontextmanager
     async def ask(
-        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope
+        self, model: UpstreamModel, translation: Translation, body: bytes, scope: Scope, *, route: str | None = None
     ) -> AsyncGenerator[UpstreamResponse]:
         """Send the request to the engine's application in this process, without a socket.
 
@@ -244,7 +245,7 @@ class AppTransport:
         request = {
             "type": "http",
             "method": "POST",
-            "path": f"/v1/{translation.upstream.path}",
+            "path": route if route and route.startswith("/") else f"/v1/{route or translation.upstream.path}",
             "query_string": b"",
             "headers": [(b"host", b"localhost"), *((name.lower().encode(), value.encode()) for name, value in headers)],
         }

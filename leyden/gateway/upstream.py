@@ -160,7 +160,9 @@ class UpstreamModel:
         return body
 
     def url(self, path: str) -> str:
-        return f"{self.endpoint.rstrip('/')}/{path}"
+        """Return the URL of a route below the endpoint; one that begins with / is beside `/v1`."""
+        base = self.endpoint.rstrip("/")
+        return f"{base.removesuffix('/v1')}{path}" if path.startswith("/") else f"{base}/{path}"
 
 
 def upstream_models(

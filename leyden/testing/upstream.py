@@ -16,6 +16,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, cast
 
 from aiohttp import web
@@ -33,6 +34,12 @@ _MAX_KEPT = 100_000
 """How many calls, and how many requests, a server remembers."""
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that reading a malformed request raises."""
+_COUNTED = {
+    "/tokenize": "chat/completions",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/responses/input_tokens": "responses",
+}
+"""Routes that count the tokens of a prompt, and the API of its request."""
 _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_"}
 
 
@@ -143,6 +150,8 @@ class FakeUpstream:
         app = web.Application(client_max_size=2**30)
         for path in ANSWERS:
             app.router.add_post(f"/v1/{path}", self._answer)
+        for path, api in _COUNTED.items():
+            app.router.add_post(path, partial(self._count, api))
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -178,6 +187,22 @@ class FakeUpstream:
         n_tokens = sum(len(str(text)) for text in inputs)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         return web.json_response({"object": "list", "model": body.get("model"), "data": data, "usage": usage})
+
+    async def _count(self, api: str, request: web.Request) -> web.Response:
+        """Respond with the number of tokens of a prompt, as vLLM's `/tokenize` and the routes of both APIs do.
+
+        api: the API of the prompt, a key of `ANSWERS`.
+        """
+        try:
+            body: Json = json.loads(await request.read())
+            ids = request_prompt_ids(api, body)
+        except _UNREADABLE as error:
+            return _error(api, 400, f"this request cannot be read: {type(error).__name__}: {error}")
+        self.requests.append(body)
+        if api == "chat/completions":
+            return web.json_response({"count": len(ids), "max_model_len": 2**20, "tokens": ids})
+        kind = {"object": "response.input_tokens"} if api == "responses" else {}
+        return web.json_response({**kind, "input_tokens": len(ids)})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         """Respond to a request; count it in `cancelled` if the client leaves before the end."""

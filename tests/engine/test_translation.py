@@ -116,3 +116,35 @@ async def test_errors_have_the_form_of_the_clients_api():
                     assert (answer.status, (await answer.json())["type"]) == (400, "error"), body
             async with session.get(url) as answer:
                 assert answer.status == 405
+
+
+async def test_a_prompt_is_counted_as_it_is_answered_in_every_api():
+    said: list[Any] = [*SAID, {"role": "assistant", "content": "42?"}, {"role": "user", "content": "higher"}]
+    async with (
+        EmbeddedBackend(tiny.model(), tokenizer=tiny.tokenizer(), api_key=KEY, deterministic=True) as backend,
+        openai_client(backend) as client,
+        anthropic_client(backend) as other,
+    ):
+        asked: dict[str, Any] = {"model": "policy", "system": "Guess.", "messages": said}
+        message = await other.messages.create(**asked, max_tokens=1, extra_body={"seed": 1})
+        counted = await other.messages.count_tokens(**asked)
+        assert counted.input_tokens == message.usage.input_tokens
+        item: Any = {"model": "policy", "instructions": "Guess.", "input": said}
+        response = await client.responses.create(**item, max_output_tokens=1, extra_body={"seed": 1})
+        assert (await client.responses.input_tokens.count(**item)).input_tokens == response.usage.input_tokens
+        root = backend.endpoint().endpoint.removesuffix("/v1")
+        headers = {"authorization": f"Bearer {KEY}"}
+        body: dict[str, Any] = {"model": "policy", "messages": SAID}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            async with session.post(f"{root}/tokenize", json=body) as reply:
+                found = await reply.json()
+            answer = await client.chat.completions.create(
+                **body, max_tokens=1, extra_body={"return_token_ids": True, "seed": 1}
+            )
+            assert found["tokens"] == answer.model_extra["prompt_token_ids"]
+            assert found["count"] == len(found["tokens"]) == answer.usage.prompt_tokens
+            for wrong, status in (({"model": "other", "messages": SAID}, 404), ({"model": "policy"}, 400)):
+                async with session.post(f"{root}/tokenize", json=wrong) as reply:
+                    assert reply.status == status
+        async with aiohttp.ClientSession() as session, session.post(f"{root}/tokenize", json=body) as reply:
+            assert reply.status == 401

@@ -76,6 +76,7 @@ MESSAGES: Final = Dialect(
     error_event=anthropic_error_event,
     models_page=_models_page,
     field_types=_FIELD_TYPES,
+    count_path="messages/count_tokens",
     key_header="x-api-key",
     key_scheme="",
     mark=("anthropic-version", "2023-06-01"),

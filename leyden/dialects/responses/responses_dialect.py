@@ -81,5 +81,7 @@ RESPONSES: Final = Dialect(
     error_event=_error_event,
     models_page=openai_models_page,
     field_types=_FIELD_TYPES,
+    count_path="responses/input_tokens",
+    count_answer=lambda count: {"object": "response.input_tokens", "input_tokens": count},
     conversations=_Conversations(),
 )
