@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from leyden.execution import ExecutionStrategy as ExecutionStrategy
     from leyden.execution import SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy
     from leyden.execution.client_server import ClientServerExecutionStrategy as ClientServerExecutionStrategy
+    from leyden.execution.harness import Harness as Harness
     from leyden.execution.process_strategy import InterProcessExecutionStrategy as InterProcessExecutionStrategy
     from leyden.execution.ray import RayExecutionStrategy as RayExecutionStrategy
     from leyden.execution.runner import Hook as Hook

@@ -109,6 +109,7 @@ GROUPS = [
     Group("maths_peers", "maths-peers", 5, covers=("leyden/objectives/",)),
     Group("llama_cpp", "llama-cpp", 12, covers=("leyden/engine/gguf.py", "leyden/engine/gguf_tokenizer.py")),
     Group("models", "dev", 20, covers=("leyden/engine/", "leyden/cli/models.py", "examples/real_model/")),
+    Group("harness", "dev", 20, covers=("leyden/execution/harness/", "leyden/gateway/", "leyden/dialects/")),
     Group("verl", "verl", 16, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
     Group("litellm", "litellm", 3, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),
     Group("frameworks", "frameworks", 11, covers=AGENTS),

@@ -21,6 +21,7 @@ from leyden._lib.extras import extension
 from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
+from leyden.cli.harness import harness_commands
 from leyden.cli.learning import learning_commands
 from leyden.cli.lr_range import lr_range
 from leyden.cli.models import models_commands
@@ -85,6 +86,7 @@ app.add_typer(
 )
 app.add_typer(models_commands, name="models", short_help="Get a pretrained model, read or write a GGUF file.")
 app.add_typer(tasks_commands, name="tasks", short_help="Check folders of tasks before training on them.")
+app.add_typer(harness_commands, name="harness", short_help="Show the coding agents that can be trained, and try one.")
 app.add_typer(learning_commands, name="learning", short_help="Show and stop learning in production.")
 
 

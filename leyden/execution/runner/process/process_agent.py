@@ -185,9 +185,16 @@ class ProcessAgent(LitAgent[Any]):
             if work is not None and self.cwd is not None:
                 sandbox = replace(sandbox, write={**mapping(sandbox.write), self.cwd: str(work)})
             command = sandbox.wrap(
-                command, directory=directory, cwd=inside, env=env, urls=urls, memory_bytes=self.memory_bytes
+                command,
+                directory=directory,
+                cwd=inside,
+                env={**env, "PWD": inside or directory},
+                urls=urls,
+                memory_bytes=self.memory_bytes,
             )
             env, cwd = {DIRECTORY: directory}, "/"
+        else:
+            env = {**env, "PWD": cwd}  # programs believe it, and the runner's is another
         return Program(
             command=command,
             env=env,
