@@ -134,6 +134,23 @@ def test_the_best_and_the_worst_rollouts_name_their_step(said: Said, tmp_path: P
     assert [one["iteration"] for one in json.loads(said("show", run, "--best", "--json")[0])] == [2, 3]
 
 
+@pytest.mark.parametrize(("order", "rewards"), [("--best", "0.2 0.1 0.1"), ("--worst", "0 0.1 0.1")])
+def test_of_equal_rewards_the_newest_are_listed(said: Said, tmp_path: Path, order: str, rewards: str) -> None:
+    """After training, the worst answers of interest are those of the trained model, not of the untrained one."""
+
+    @ly.algo
+    async def search(*, store: ly.LightningStore) -> None:
+        for step, n in enumerate((0, 2, 1, 1, 1, 1)):
+            rollout = await store.enqueue_rollout({"n": n}, mode="val", metadata={"step": step})
+            await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+
+    run = str(tmp_path / "run")
+    ly.Trainer(algorithm=search, run_dir=run, progress=False).fit(agent)
+    listed = json.loads(said("show", run, order, "-n", "3", "--json")[0])
+    assert [one["reward"] for one in listed] == [float(reward) for reward in rewards.split()]
+    assert [one["iteration"] for one in listed][1:] == [5, 4]
+
+
 def test_a_run_that_reported_no_metric_is_not_said_to_have_a_curve(said: Said, tmp_path: Path) -> None:
     run = tmp_path / "run"
     summary = ly.Trainer(algorithm="baseline", run_dir=run, progress=False).fit(agent, [{"n": 1}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal, get_args
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
 from leyden.training.runs.recorded_runs import FailedRollout, RecordedRun, failure_of
-from leyden.types import AttemptedRollout, ResourcesUpdate, Rollout, RolloutStatus
+from leyden.types import AttemptedRollout, Range, ResourcesUpdate, Rollout, RolloutStatus
 from leyden.types.run_record import algorithm_group
 
 _PAGE = 200
@@ -96,21 +97,32 @@ async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Fa
 async def scored_rollouts(
     run: RecordedRun, store: LightningStore, *, order: Literal["best", "worst"], limit: int
 ) -> list[ScoredRollout]:
-    """Return up to `limit` succeeded rollouts with the highest or the lowest final rewards."""
+    """Return up to `limit` succeeded rollouts with the highest or lowest rewards, and of equal ones the newest."""
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
-    found = await store.query_rollouts(
-        run_id=run_id,
-        status_in=["succeeded"],
-        between={"reward": (None, None)},
-        sort_by="reward",
-        sort_order="desc" if order == "best" else "asc",
-        limit=limit,
-    )
-    return [
-        ScoredRollout(rollout, rollout.attempt.reward)
-        for rollout in found
-        if isinstance(rollout, AttemptedRollout) and rollout.attempt.reward is not None
-    ]
+    sign = -1 if order == "best" else 1
+
+    async def query(between: Range, sort_by: str, sort_order: Literal["asc", "desc"]) -> list[ScoredRollout]:
+        found = await store.query_rollouts(
+            run_id=run_id,
+            status_in=["succeeded"],
+            between={"reward": between},
+            sort_by=sort_by,
+            sort_order=sort_order,
+            limit=limit,
+        )
+        return [
+            ScoredRollout(rollout, rollout.attempt.reward)
+            for rollout in found
+            if isinstance(rollout, AttemptedRollout) and rollout.attempt.reward is not None
+        ]
+
+    found = await query((None, None), "reward", "desc" if order == "best" else "asc")
+    if len(found) == limit:  # of those that are equal to the last, others may be newer
+        last = found[-1].reward
+        equal = await query((last, math.nextafter(last, math.inf)), "start_time", "desc")
+        found = [one for one in found if one.reward != last]
+        found += equal[: limit - len(found)]
+    return sorted(found, key=lambda one: (sign * one.reward, -one.rollout.start_time))
 
 
 async def find_rollout(run: RecordedRun, store: LightningStore, part_of_id: str) -> Rollout:
