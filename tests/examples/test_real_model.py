@@ -76,6 +76,17 @@ def test_what_is_missing_for_a_tool_is_named(
         tasks.train_tasks()
 
 
+def test_held_out_questions_are_others_and_no_single_answer_solves_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym")
+    reasoning = module_of_the_example("reasoning", monkeypatch)
+    train, held_out = reasoning.train_tasks(), reasoning.held_out_tasks()
+    assert (len(train), len(held_out)) == (1000, 100)
+    assert not {task["question"] for task in train} & {task["question"] for task in held_out}
+    answers = [task["answer"] for task in held_out]
+    assert max(answers.count(answer) for answer in answers) <= 2
+    assert "\n" not in reasoning.question_of(held_out[0]).removesuffix("\nAnswer:")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_program_trains_measures_and_continues(tmp_path: Path) -> None:
