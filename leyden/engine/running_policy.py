@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from leyden._lib.host.asgi import AsgiThread
+from leyden._lib.host.limits import memory_limit
 from leyden.engine.decoder import Decoder, Generation, PendingGenerations
 from leyden.engine.forward.products import packed_bytes, use_own_products
 from leyden.engine.learner import TorchLearner
@@ -120,8 +121,14 @@ class RunningPolicy:
     def snapshot(self, path: Path) -> None:
         """Copy the state, and let another thread write it into `path`, because writing even a small state to disk takes
         longer than the pause between two training steps.
+
+        A state whose copy would leave less memory than another one needs is written at once, and training waits.
         """
-        self.writing[path] = self.writer.submit(self._state_files().copied().write, path)
+        files = self._state_files()
+        if 2 * files.n_bytes > memory_limit()[1]:
+            files.write(path)
+        else:
+            self.writing[path] = self.writer.submit(files.copied().write, path)
 
     def _state_files(self) -> StateFiles:
         decoder = self.decoder

@@ -51,6 +51,11 @@ class StateFiles:
     texts: dict[str, str]
     """The text by file. The last file is written after all others, and marks the state as complete."""
 
+    @property
+    def n_bytes(self) -> int:
+        """The size of the tensors."""
+        return sum(tensor.nbytes for tensors in self.tensors.values() for tensor in tensors.values())
+
     def copied(self) -> StateFiles:
         """Return the files with copies of the tensors in the CPU's memory, which later training steps do not change."""
         tensors = {

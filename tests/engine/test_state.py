@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -102,6 +103,24 @@ async def test_of_a_model_with_adapters_only_those_are_trained_and_saved_and_any
     with torch.no_grad():
         logprobs = merged(torch.tensor([[1, 50, 60]])).logits[0, -1].log_softmax(-1)
     assert float(logprobs[sample.token_ids[0]]) == pytest.approx(sample.logprobs[0], abs=1e-4)
+
+
+@pytest.mark.parametrize(("free", "is_copied"), [(2.1, True), (1.9, False)])
+async def test_a_state_whose_copy_would_fill_the_memory_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, is_copied: bool
+):
+    async with EmbeddedBackend(tiny.model(), device="cpu", max_length=32) as backend:
+        data = [sequence_of([1, 50, 60, 70], [0.0] * 4, [1.0] * 4, [0.0, 1.0, 1.0, 1.0])]
+        await backend.forward_backward(data, PPOLoss())
+        await backend.optim_step(OptimParams())
+        n_bytes = 3 * sum(each.nbytes for each in backend._running.policy.model.parameters())  # with two moments
+        memory = psutil.virtual_memory()._replace(available=int(free * n_bytes))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+        await backend.snapshot_state(tmp_path / "state")
+        assert bool(backend._running.writing) == is_copied
+        assert is_copied or (tmp_path / "state" / "engine.json").is_file()
+        await backend.state_written(tmp_path / "state")
+        await backend.load_state(tmp_path / "state")
 
 
 @pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.slow)])
