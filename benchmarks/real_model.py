@@ -7,7 +7,8 @@ lies beside the folder. TRL runs in the environment `bench-trl`, which `make ben
 
 Decoding: prompts of 22 tokens, 16 tokens more for each of 1, 8 and 32 at once, from the whole distribution, after the prompts and the
 first 18 tokens with these weights. Shared prompts: 32 rollouts of 4 tasks, 63 tokens of which 50 are common to all, and 6 sampled
-ones. Gradient: those rollouts, all weights, with the optimizer's step. Start: CPU seconds of a process from its start to its first new
+ones. Gradient: those rollouts, all weights, with the optimizer's step; and LoRA of rank 16 with 8 rollouts of 256 tokens, half of
+them trained. Start: CPU seconds of a process from its start to its first new
 weights. Every run is a process of its own; a table has the largest resident size of each. Rows are by CPU seconds.
 
 `LEYDEN_BENCH_REAL_MODEL=smollm2,decode:8,gradient` measures a part (models and works), and keeps the other rows.
@@ -15,6 +16,7 @@ weights. Every run is a process of its own; a table has the largest resident siz
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +40,7 @@ WORKS = {
     **{f"decode:{batch}": (f"decode, {batch} at once", "tokens/CPU s") for batch in BATCHES},
     "shared": ("32 rollouts with shared prompts", "tokens/CPU s"),
     "gradient": ("gradient of 32 short rollouts", "trained tokens/CPU s"),
+    "lora": ("gradient of 8 rollouts of 256 tokens, LoRA", "trained tokens/CPU s"),
     "start": ("first step after the start", "CPU s"),
 }
 HEADLINES = ()
@@ -89,15 +92,15 @@ def side(name: str, work: str, folder: Path) -> dict[str, Any]:
 
 def peers(name: str, work: str, folder: Path, llama: Peer | None, temporary: Path) -> dict[str, Run]:
     """The sides of one work by name, Leyden's first; those that are not installed are left out, with a word."""
-    if work == "gradient":
-        job = temporary / "job.json"
+    if work in ("gradient", "lora"):
+        job = temporary / f"{work}.json"
         side("leyden", f"job:{job}", folder)
         found: dict[str, Run] = {"leyden": partial(side, "leyden", f"gradient:{job}", folder)}
         if is_installed("bench-trl"):
             trl = Peer("trl", environment("bench-trl").python)
             found["trl"] = partial(trl_step, trl, job)
         else:
-            print(f"{MODELS[name]}, gradient: without TRL, .venvs/bench-trl is not installed", flush=True)
+            print(f"{MODELS[name]}, {work}: without TRL, .venvs/bench-trl is not installed", flush=True)
         return found
     found = {"leyden": partial(side, "leyden", work, folder)}
     if work == "start":
@@ -122,11 +125,12 @@ def peers(name: str, work: str, folder: Path, llama: Peer | None, temporary: Pat
 
 def trl_step(trl: Peer, job: Path) -> dict[str, Any]:
     """TRL's whole step on the job's rollouts."""
-    from benchmarks.peers.real_model_side import ANSWER, GROUP_SIZE, GROUPS, MICRO_BATCH
+    from benchmarks.peers.real_model_side import MICRO_BATCH, n_trained
 
-    answer: dict[str, Any] = trl.run(TRL, str(job), "--micro-batch", str(MICRO_BATCH))
+    episodes = json.loads(job.read_text())["episodes"]
+    answer: dict[str, Any] = trl.run(TRL, str(job), "--micro-batch", str(min(MICRO_BATCH, len(episodes))))
     seconds = float(answer["step_cpu_s"][-1])
-    return {"value": ANSWER * GROUP_SIZE * GROUPS / seconds, "cpu_s": seconds, **answer}
+    return {"value": n_trained(episodes) / seconds, "cpu_s": seconds, **answer}
 
 
 def measure(
@@ -144,7 +148,8 @@ def measure(
                 print(f"{name}, {work}: without {each}, {failure}", flush=True)
                 del found[each]
     title, unit = f"{MODELS.get(name, name)}: {WORKS[work][0]}", WORKS[work][1]
-    norms = [each[0]["grad_norm"] for each in found.values() if "grad_norm" in each[0]]
+    # An adapter's first weights, and so its gradient, are random.
+    norms = [each[0]["grad_norm"] for each in found.values() if "grad_norm" in each[0] and work != "lora"]
     if norms and max(norms) > 1.01 * min(norms):
         raise RuntimeError(f"the gradient norms are {norms}; the sides do not do the same work")
     ours = [Sample(each["value"], each["cpu_s"]) for each in found["leyden"]]

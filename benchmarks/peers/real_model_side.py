@@ -2,8 +2,9 @@
 
 `real_model_side.py SIDE WORK MODEL`: SIDE is `leyden`, `transformers` or `floor`; WORK is
 `decode:ROWS`, `shared`, `gradient:JOB` or `start`.
-`leyden job:FILE MODEL` writes the rollouts that both sides of `gradient` train on. The last line of the output is a JSON object: `value`
-(tokens a CPU second; CPU seconds of `start`), `cpu_s` and `peak_mib`, the process's largest resident size.
+`leyden job:FILE MODEL` writes the rollouts that both sides of `gradient` train on, with LoRA if FILE is `lora.json`. The
+last line of the output is a JSON object: `value` (tokens a CPU second; CPU seconds of `start`), `cpu_s` and `peak_mib`, the
+process's largest resident size.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PROMPT, DECODED = 22, 17
 """Tokens of a prompt and of a response; the first comes with the prompt and is not counted."""
 GROUPS, GROUP_SIZE, COMMON, OWN, ANSWER = 4, 8, 50, 13, 6
 """The rollouts of a step: 4 tasks of 8, whose prompts have 50 tokens in common and 13 of their own, and 6 sampled tokens."""
+LONG, LONG_PROMPT, LORA = 256, 128, {"rank": 16, "alpha": 32}
+"""The rollouts of the LoRA step: 8 in one group, of 256 tokens, half of them trained, with no token in common."""
 CLIP, LEARNING_RATE, BETAS = (0.2, 0.28), 1e-5, (0.9, 0.99)
 STEPS = 2
 """Optimizer steps; the first warms up."""
@@ -47,7 +50,7 @@ def main() -> None:
         else:
             found = transformers_sample(folder, prompts, shared=kind == "shared")
     elif kind == "job":
-        Path(argument).write_text(json.dumps(asyncio.run(made_job(folder))))
+        Path(argument).write_text(json.dumps(asyncio.run(made_job(folder, lora=Path(argument).stem == "lora"))))
         found = {"value": 0.0, "cpu_s": time.process_time()}
     elif kind == "gradient":
         found = asyncio.run(leyden_gradient(json.loads(Path(argument).read_text())))
@@ -123,18 +126,19 @@ def transformers_sample(folder: str, prompts: list[list[int]], *, shared: bool) 
     return {"value": counted / min(seconds), "cpu_s": min(seconds)}
 
 
-async def made_job(folder: str) -> dict[str, Any]:
+async def made_job(folder: str, *, lora: bool) -> dict[str, Any]:
     """Sample the rollouts of a step, and return them as `rl_tiny_trl.py` reads them."""
     from leyden.engine import EmbeddedBackend, SamplingParams
 
-    prompts = shared_prompts()
+    prompts = [tokens(seed, LONG_PROMPT) for seed in range(GROUP_SIZE)] if lora else shared_prompts()
+    n_new = LONG - LONG_PROMPT if lora else ANSWER
     async with EmbeddedBackend(load(folder), threads=1, device="cpu", max_length=1024) as backend:
-        samples = await backend.sample(prompts, SamplingParams(max_tokens=ANSWER, seed=0))
+        samples = await backend.sample(prompts, SamplingParams(max_tokens=n_new, seed=0))
     episodes = [
         {
             "prompt_ids": prompt,
             "completion_ids": sample.token_ids,
-            "env_mask": [1] * ANSWER,
+            "env_mask": [1] * n_new,
             "logprobs": sample.logprobs,
             "reward": float(index % 2),
         }
@@ -150,6 +154,7 @@ async def made_job(folder: str) -> dict[str, Any]:
         "learning_rate": LEARNING_RATE,
         "betas": BETAS,
         "max_grad_norm": 1.0,
+        "lora": LORA if lora else None,
         "episodes": episodes,
     }
 
@@ -159,29 +164,36 @@ async def leyden_gradient(job: dict[str, Any]) -> dict[str, float]:
     from leyden.objectives.losses import PPOLoss
     from leyden.types import TrainingSequence
 
-    rewards = torch.tensor([episode["reward"] for episode in job["episodes"]]).view(GROUPS, GROUP_SIZE)
+    episodes = job["episodes"]
+    rewards = torch.tensor([episode["reward"] for episode in episodes]).view(-1, job["group_size"])
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+    weight = 1 / n_trained(episodes)
     sequences = [
         TrainingSequence(
             [*each["prompt_ids"], *each["completion_ids"]],
-            [0.0] * len(each["prompt_ids"]) + [1 / (ANSWER * len(rewards.flatten()))] * ANSWER,
+            [0.0] * len(each["prompt_ids"]) + [weight] * len(each["completion_ids"]),
             {
                 "logprobs": [0.0] * len(each["prompt_ids"]) + each["logprobs"],
-                "advantages": [float(advantage)] * (len(each["prompt_ids"]) + ANSWER),
+                "advantages": [float(advantage)] * len(each["prompt_ids"] + each["completion_ids"]),
             },
         )
-        for each, advantage in zip(job["episodes"], advantages, strict=True)
+        for each, advantage in zip(episodes, advantages, strict=True)
     ]
     norms: list[float] = []
     seconds = 0.0
-    async with EmbeddedBackend(load(job["model"]), threads=1, device="cpu", max_length=1024) as backend:
+    options = {"threads": 1, "device": "cpu", "max_length": 1024, "lora": job["lora"]}
+    async with EmbeddedBackend(load(job["model"]), **options) as backend:
         for _ in range(STEPS):
             cpu = time.process_time()
             await backend.forward_backward(sequences, PPOLoss(clip_low=CLIP[0], clip_high=CLIP[1]))
             step = await backend.optim_step(OptimParams(learning_rate=LEARNING_RATE, betas=BETAS, weight_decay=0.0))
             norms.append(step.grad_norm)
             seconds = time.process_time() - cpu
-    return {"value": ANSWER * len(sequences) / seconds, "cpu_s": seconds, "grad_norm": norms[0]}
+    return {"value": n_trained(episodes) / seconds, "cpu_s": seconds, "grad_norm": norms[0]}
+
+
+def n_trained(episodes: list[dict[str, Any]]) -> int:
+    return sum(len(episode["completion_ids"]) for episode in episodes)
 
 
 async def leyden_start(folder: str) -> dict[str, float]:

@@ -20,6 +20,7 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILE
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -122,6 +123,7 @@ def make_trainer(job: dict[str, Any], clock: Clock, folder: str, micro_batch: in
         logging_first_step=True,
         disable_tqdm=True,
     )
+    adapter = job.get("lora") and {"r": job["lora"]["rank"], "lora_alpha": job["lora"]["alpha"]}
     return TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(job["model"]),
         processing_class=AutoTokenizer.from_pretrained(job["model"]),
@@ -130,6 +132,7 @@ def make_trainer(job: dict[str, Any], clock: Clock, folder: str, micro_batch: in
         train_dataset=Dataset.from_dict({"prompt": [str(index) for index in range(len(episodes))]}),
         rollout_func=recorded,
         callbacks=[clock],
+        peft_config=LoraConfig(**adapter, target_modules="all-linear") if adapter else None,
     )
 
 

@@ -37,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.merge
-@pytest.mark.parametrize("work", ["decode:2", "shared", "gradient", "start"])
+@pytest.mark.parametrize("work", ["decode:2", "shared", "gradient", "lora", "start"])
 def test_every_work_is_measured_in_processes_of_its_own(work: str, tiny: Path, tmp_path: Path) -> None:
     for run in real_model.peers("gemma3", work, tiny, None, tmp_path).values():
         found = run()
