@@ -360,8 +360,8 @@ def _remove_later(groups: list[str]) -> None:
         os.close(write)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        for fd in range(3):  # who reads them waits for their end
-            os.close(fd)
+        os.closerange(0, read)  # who reads the output waits for its end
+        os.closerange(read + 1, 256)
         os.read(read, 1)
         for _ in range(1000):  # until the kernel has ended what is in them
             groups = [folder for folder in groups if os.path.isdir(folder) and not _removed(folder)]

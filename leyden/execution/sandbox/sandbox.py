@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from leyden.execution.runner.process import ProcessOutput
 
 _ENTER = "import sys; sys.path.append(sys.argv[1]); from namespaces import main; main(sys.argv[2])"
+ENTRY: Final = [sys.executable, "-I", "-S", "-c", _ENTER]
+"""How the command of a sandbox begins; the folder of `namespaces.py` and the path of the description follow."""
 _SPEC = "sandbox"
 """The file name of the sandbox's description, in the folder given to `wrap`."""
 HOME: Final = "/home/agent"
@@ -240,7 +242,7 @@ def check_namespaces() -> None:
 def _enter(spec: Mapping[str, Any], path: Path) -> list[str]:
     path.touch(mode=0o600)
     path.write_bytes(marshal.dumps(dict(spec)))
-    return [sys.executable, "-I", "-S", "-c", _ENTER, str(Path(__file__).parent), str(path)]
+    return [*ENTRY, str(Path(__file__).parent), str(path)]
 
 
 def _docker(image: str, spec: Mapping[str, Any], env_file: Path) -> list[str]:

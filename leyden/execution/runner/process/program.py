@@ -23,6 +23,7 @@ from typing import IO, Any, Literal
 
 from leyden._lib.host.orphans import RUNNER_MARK, kill_marked
 from leyden.errors import ProcessFailed
+from leyden.execution.sandbox.sandbox import ENTRY
 
 DIRECTORY = "LEYDEN_DIRECTORY"
 """The environment variable that holds the program's private folder. All its processes inherit it, so they are
@@ -101,7 +102,8 @@ class RunningProgram:
         """Start the program. Raise OSError if the system cannot start another process."""
         self._program = program
         spec = Path(program.directory) / _SPEC
-        spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))
+        sandbox = program.command[len(ENTRY) :] if program.command[: len(ENTRY)] == ENTRY else None
+        spec.write_bytes(marshal.dumps({**asdict(program), "sandbox": sandbox, "runner_pid": os.getpid()}))
         # Its own session: Ctrl-C in the terminal reaches only the runner, which ends the program in good order. An
         # empty context: the supervisor belongs to no attempt. Without the runner's mark: whoever kills a runner's
         # marked processes must spare the supervisor, which ends the program and then itself.

@@ -295,11 +295,14 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None
         os.setsid()
         if _LINUX:
             _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, which a program would inherit
-            signal.signal(number, signal.SIG_DFL)
+        if spec["sandbox"] is None:
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, which a program would inherit
+                signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(spec["stdin"] or os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
+        if spec["sandbox"] is not None:
+            _enter_sandbox(spec["sandbox"], failed)
         try:
             os.chdir(spec["cwd"])
         except OSError:
@@ -310,6 +313,19 @@ def _become(spec: dict[str, Any], stdout: int, stderr: int, failed: int) -> None
         os.write(failed, f"{what}: {getattr(error, 'strerror', None) or error}".encode())
     finally:
         os._exit(127)
+
+
+def _enter_sandbox(arguments: list[str], failed: int) -> None:
+    """Become the sandbox's door. Its command would start another Python, which takes longer than the sandbox."""
+    os.close(failed)
+    signal.set_wakeup_fd(-1)  # a signal of the program must not be one to the supervisor
+    for number in (signal.SIGCHLD, *_STOP_SIGNALS):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        sys.path.append(arguments[0])
+        __import__("namespaces").main(arguments[1])
+    except Exception as error:  # noqa: BLE001 -- a program's process ends here
+        os.write(2, f"leyden sandbox: {error!r}\n".encode())
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
