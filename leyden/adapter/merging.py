@@ -14,10 +14,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from leyden._lib.json import Json
-from leyden.adapter.attributes import as_dict
+from leyden.adapter.attributes import as_dict, as_list
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import comparable, message_text
 from leyden.adapter.normalise import ModelCallView
@@ -168,7 +168,13 @@ def _split_reason(call: _ComparableCall, earlier: _ComparableCall, n_common: int
         n_common <= len(earlier.tokens.prompt_ids) + 1
     ):
         return "reasoning dropped", f"the chat template leaves it out of messages[{n}]; {where}"
+    if _arguments(sent) != _arguments(answer):
+        return "re-tokenised", f"messages[{n}] spells the arguments of its calls in another way; {where}"
     return "re-tokenised", f"the messages are the same; {where}"
+
+
+def _arguments(message: Json) -> list[Any]:
+    return [as_dict(as_dict(call).get("function")).get("arguments") for call in as_list(message.get("tool_calls"))]
 
 
 def _without_thoughts(message: Json) -> str:

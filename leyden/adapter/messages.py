@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, TypedDict, cast
 
 from leyden._lib.json import Json
@@ -21,6 +20,7 @@ from leyden.adapter.order import in_order
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
+from leyden.dialects.turns import arguments_value
 from leyden.types import Span
 
 
@@ -86,15 +86,13 @@ def _without_beginnings(conversations: Sequence[OpenAIMessages]) -> list[OpenAIM
 
 
 def _comparable(message: Json) -> Json:
-    """Return a message as it is compared: a client may write a call's arguments with other white space, leave out empty
+    """Return a message as it is compared: a client may write a call's arguments in another way, leave out empty
     content, and add the author's name.
     """
     calls: list[Json] = []
     for call in cast("list[Json]", as_list(message.get("tool_calls"))):
         function = cast("Json", call.get("function") or {})
-        with suppress(ValueError):
-            function = {**function, "arguments": json.loads(str(function.get("arguments")))}
-        calls.append({**call, "function": function})
+        calls.append({**call, "function": {**function, "arguments": arguments_value(function.get("arguments"))}})
     return {**message, "name": None, "content": message.get("content") or "", "tool_calls": calls}
 
 

@@ -279,7 +279,7 @@ async def _show_rollout(run: RecordedRun, part_of_id: str, *, full: bool, as_jso
         if as_json:
             await _print_rollout_as_json(store, rollout.rollout_id)
         else:
-            await _print_rollout(store, rollout.rollout_id, full=full)
+            await print_rollout(store, rollout.rollout_id, full=full)
 
 
 async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None:
@@ -301,7 +301,7 @@ async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None
     echo_json(data)
 
 
-async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -> None:
+async def print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -> None:
     """Print a rollout, its attempts and the transcript of the latest one.
 
     full: print long texts and stack traces whole.

@@ -32,6 +32,11 @@ def call(
     return span(semconv.MODEL_CALL, number, number + 0.5, id=number + 1, tokens=tokens, **attributes)
 
 
+def called(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
 FIRST = call(0, [USER], ANSWER, [1, 2], [3, 4])
 
 
@@ -53,6 +58,13 @@ def test_calls_that_continue_nothing_are_not_counted() -> None:
     ("answered", "asked", "tools", "reason", "detail"),
     [
         (ANSWER, [USER, ANSWER, AGAIN], None, "re-tokenised", "the ids differ from 3 on, of 4"),
+        (
+            called('{"a": 1.0}'),
+            [USER, called('{"a":1}'), AGAIN],
+            None,
+            "re-tokenised",
+            "messages[1] spells the arguments of its calls in another way",
+        ),
         (ANSWER, [USER, ANSWER, AGAIN], [TOOL], "other tools", "tools look instead of no tools"),
         (ANSWER, [AGAIN, ANSWER, AGAIN], None, "history rewritten", "messages[0] is not the earlier call's"),
         (

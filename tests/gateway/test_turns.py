@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 
 from leyden.adapter import turn_merges
+from leyden.cli.show import print_rollout
 from leyden.dialects.turns import turn_of
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy, UpstreamModel
@@ -134,6 +136,18 @@ async def test_an_answer_with_another_meaning_passes_as_the_agent_sent_it_and_br
     assert str(turns.splits[0]).startswith("call 1 of AsyncOpenAI/Python ")
 
 
+@pytest.mark.parametrize("name", ["compact", "another value"])
+async def test_a_rollout_is_shown_with_its_merged_turns_and_a_low_share_names_program_turn_and_difference(
+    caller: Caller, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    await converse(caller, {**REWRITTEN, **CHANGED}[name])
+    await print_rollout(caller.store, caller.rollout_id, full=False)
+    shown = capsys.readouterr().out
+    low = re.search(r"call 1 of AsyncOpenAI/Python \S+ continues call 0: history rewritten: messages\[1\]", shown)
+    assert (low is None) == (name == "compact")
+    assert re.search(r"turns +3 of 3 continue" if name == "compact" else r"turns +[0-2] of 3 continue", shown)
+
+
 async def test_reasoning_that_the_agent_left_out_stays_out_and_is_named(caller: Caller) -> None:
     def without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
         kept = {name: each for name, each in message.items() if "reasoning" not in name}
@@ -193,8 +207,62 @@ def test_empty_arguments_stay_an_object_because_servers_refuse_them_empty() -> N
     assert turns.restore(("r", "a"), messages) == (messages, [])
 
 
+def test_equal_calls_that_were_exchanged_with_their_results_stay_exchanged() -> None:
+    turns = Turns()
+    calls = [answer('{"a": 1}', call_id)["tool_calls"][0] for call_id in "xy"]
+    turns.add(("r", "a"), say("go"), {"role": "assistant", "tool_calls": calls})
+    results = [{"role": "tool", "tool_call_id": call_id, "content": call_id} for call_id in "yx"]
+    messages = [*say("go"), {"role": "assistant", "tool_calls": calls[::-1]}, *results]
+    assert turns.restore(("r", "a"), messages) == (messages, [])
+
+
+def test_ids_belong_to_the_answer_before_them() -> None:
+    turns = Turns()
+    turns.add(("r", "a"), say("go"), {"role": "assistant", **answer('{"a": 1}', "x")})
+    result = {"role": "tool", "tool_call_id": "mine", "content": "ok"}
+    mine, made_up = {"role": "assistant", **answer('{"a": 1}', "mine")}, {"role": "assistant", **answer("{}", "mine")}
+    found, changed = turns.restore(("r", "a"), [*say("go"), mine, result, made_up, result])
+    assert [message.get("tool_call_id") for message in found] == [None, None, "x", None, "mine"]
+    assert changed == ["messages[1].tool_calls", "messages[2].tool_call_id"]
+
+
+def test_calls_whose_ids_are_all_alike_keep_them() -> None:
+    turns = Turns()
+    calls = [answer(f'{{"a": {n}}}', f"x{n}")["tool_calls"][0] for n in range(2)]
+    turns.add(("r", "a"), say("go"), {"role": "assistant", "tool_calls": calls})
+    same = [{**call, "id": "call"} for call in calls]
+    messages = [*say("go"), {"role": "assistant", "tool_calls": same}]
+    assert turns.restore(("r", "a"), messages) == (messages, [])
+
+
+def test_a_request_that_goes_on_is_read_from_where_it_is_new_and_a_changed_one_from_the_change() -> None:
+    turns, key = Turns(), ("r", "a")
+    messages = say("go")
+    for n in range(3):
+        sent = {"role": "assistant", **answer(f'{{"n":{n}}}', f"x{n}")}
+        turns.add(key, messages, {"role": "assistant", **answer(f'{{"n": {n}}}', f"x{n}")})
+        messages = [*messages, sent, {"role": "tool", "tool_call_id": f"x{n}", "content": "ok"}]
+        assert turns.restore(key, messages)[1] == [f"messages[{1 + 2 * each}].tool_calls" for each in range(n + 1)]
+    changed = [*messages[:2], {**messages[2], "content": "no"}, *messages[3:]]
+    assert turns.restore(key, changed)[1] == ["messages[1].tool_calls"]
+    assert len(turns.restore(key, messages)[1]) == 3
+
+
+def test_a_mark_for_a_cache_that_moves_is_no_other_conversation() -> None:
+    turns, key = Turns(), ("r", "a")
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    for others in ([], [picture]):
+        part = {"type": "text", "text": "go"}
+        mark = {"cache_control": {"type": "ephemeral"}}
+        marked: Any = {"role": "user", "content": [*others, {**part, **mark}], **mark}
+        plain: Any = {"role": "user", "content": [*others, part] if others else "go"}
+        turns.add(key, [marked], {"role": "assistant", **answer('{"a": 1}', "x")})
+        messages = [plain, {"role": "assistant", **answer('{"a":1}', "x")}]
+        assert turns.restore(key, messages)[1] == ["messages[1].tool_calls"]
+
+
 def test_answers_are_dropped_with_their_attempt_and_beyond_the_limit() -> None:
-    turns = Turns(limit_bytes=1000)
+    turns = Turns(limit_bytes=1200)
     for n in range(9):
         turns.add((f"r{n}", "a"), say("go"), {"role": "assistant", **answer(json.dumps({"a": "x" * 300}), "x")})
     assert len(turns) == 2
