@@ -116,6 +116,8 @@ def check(
             tokens = f"{call['prompt_tokens']:,} + {call['response_tokens']:,} tokens, exact"
             echo(f"call {number:<6} {tokens if why is None else why}")
         echo(f"turns       {checked.merged} of {checked.continued} continue earlier tokens")
+        for reason in checked.splits:
+            echo(f"            {reason}")
         if checked.foreign_spans:
             echo(f"spans       {checked.foreign_spans:,} of the program's own")
         echo(f"result      {checked.trouble or 'fit for training'}")

@@ -39,6 +39,13 @@ def test_ten_harnesses_can_be_used_and_the_others_say_why_not() -> None:
             assert kind.version and kind.program
 
 
+def test_the_page_shows_every_harness_with_its_version_or_why_it_cannot_be_used() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "coding-agents.md").read_text()
+    for kind in PROGRAMS.values():
+        shown = kind.unsupported or f"{kind.installer} | {kind.version} | {kind.dialect}"
+        assert f"| `{kind.name}` | {shown} |" in page, f"run the group harness and tests/harness/table.py: {kind.name}"
+
+
 def test_an_unknown_harness_and_one_that_is_not_installed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="did you mean 'opencode'"):

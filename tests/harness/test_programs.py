@@ -24,19 +24,37 @@ pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
 WORKING = [kind.name for kind in PROGRAMS.values() if not kind.unsupported]
 ROLLOUTS = int(os.environ.get("LEYDEN_HARNESS_ROLLOUTS", "6"))
 """How many of each program, four at a time."""
-RESULTS = Path(__file__).parents[2] / ".harness"
+REWRITES = {
+    "gptme": "messages[0] is not the earlier call's",
+    "code-puppy": "is not the answer that the model gave",
+}
+"""The harnesses that rewrite what was said, so that turns are separate sequences, and what they rewrite."""
+HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / ".harness"
 """Where the group leaves what each program came to, for the table of docs/how-to/coding-agents.md."""
 
 
-def run_alone(name: str, program: Path, rollouts: int) -> dict[str, Any]:
-    """Run a harness in a network namespace of its own, where there is only loopback, and return what was recorded."""
-    line = [sys.executable, str(Path(__file__).parent / "program.py"), name, str(program), str(rollouts), "4"]
+def run_alone(*line: str) -> dict[str, Any]:
+    """Run a script of this folder in a network namespace of its own, where there is only loopback, and return what it
+    printed.
+    """
     ran = subprocess.run(
-        ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *line],
+        [
+            "unshare",
+            "-rn",
+            "sh",
+            "-c",
+            'ip link set lo up; exec "$@"',
+            "sh",
+            sys.executable,
+            str(HERE / line[0]),
+            *line[1:],
+        ],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])
@@ -58,11 +76,13 @@ def ready(name: str) -> Path:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.merge] * (name == "pi")) for name in WORKING])
 def test_a_harness_is_recorded_exactly(name: str) -> None:
     program = ready(name)
-    found = run_alone(name, program, ROLLOUTS)
+    found = run_alone("program.py", name, str(program), str(ROLLOUTS), "4")
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(found))
     assert not found["trouble"], (found["trouble"], found["output"])
     assert found["wrote"] == found["rollouts"]
     assert len(found["calls"]) >= found["served"] >= found["rollouts"]
     assert found["wrong_ids"] == 0
-    assert found["merged"] >= 0.95 * found["continued"], f"{found['merged']} of {found['continued']} turns merge"
+    known = REWRITES.get(name)
+    assert found["merged"] >= 0.95 * found["continued"] or known, found["splits"]
+    assert all(known is not None and known in split for split in found["splits"]), found["splits"]

@@ -42,6 +42,8 @@ class Checked:
     continued: int = 0
     merged: int = 0
     """The turns that continue an earlier call, and those of them whose ids do."""
+    splits: list[str] = field(default_factory=list[str])
+    """Why the others do not, each reason once."""
     foreign_spans: int = 0
     """The spans that the program itself sent."""
     output: str = ""
@@ -113,6 +115,8 @@ async def check(
             spans = await store.query_spans(rollout.rollout_id)
             merges = turn_merges(spans)
             checked.continued, checked.merged = checked.continued + merges.continued, checked.merged + merges.merged
+            reasons = [f"{split.reason}: {split.detail}" for split in merges.splits]
+            checked.splits += [reason for reason in dict.fromkeys(reasons) if reason not in checked.splits]
             for span in spans:
                 _add(checked, span, truth)
     return checked

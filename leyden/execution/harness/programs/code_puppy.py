@@ -28,4 +28,5 @@ PROGRAM = HarnessProgram(
     program="code-puppy",
     arguments=_arguments,
     shell="shell",
+    remarks="rewrites the model's answers, so that turns do not merge",
 )

@@ -23,5 +23,6 @@ PROGRAM = HarnessProgram(
     program="gptme",
     arguments=_arguments,
     shell_text=lambda line: f"```shell\n{line}\n```",
-    remarks="tools are code blocks in the text; it asks gpt-5-mini for a name, and goes on without the answer",
+    remarks="changes its system prompt, so that some turns do not merge; tools are code blocks in the text; it asks "
+    "gpt-5-mini for a name, and goes on without the answer",
 )
