@@ -17,6 +17,7 @@ OBJECT: Final = "leyden.object"
 OPERATION: Final = "leyden.operation"
 PROCESS: Final = "leyden.process"
 REWARD: Final = "leyden.reward"
+TASK_TESTS: Final = "leyden.task_tests"
 VIRTUAL: Final = "leyden.virtual"
 
 # Where a span belongs (OpenTelemetry resource or span attributes)
