@@ -35,8 +35,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SIZES = {"line": 1, "file": 1, "several": 3}
 """The number of bugs in a task of each size."""
-SECONDS = 2
-"""The CPU seconds that the tests of a task may take here; a busy machine does not change them."""
+SECONDS = 2.0
+"""How long the tests of a task may take here."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ package = "{package.name} {package.version}"
 size = "{size}"
 
 [verifier]
-timeout_sec = 120.0
+timeout_sec = 60.0
 
 [agent]
 timeout_sec = 600.0
@@ -199,12 +199,11 @@ class Outcome:
 def run_tests(app: Path, tests: Path) -> Outcome | None:
     """Run the tests of a task on a package; None if they take too long, or cannot be collected."""
     report = app.parent / "report.xml"
-    options = ["--app", app, "--report", report, "--seconds", str(SECONDS)]
+    options = ["--app", app, "--report", report, "--seconds", str(2 * SECONDS)]
     subprocess.run([sys.executable, "-P", tests / "verify.py", *options], cwd=app, capture_output=True, check=False)
-    try:
-        cases = [*ElementTree.parse(report).iter("testcase")]
-    except (FileNotFoundError, ElementTree.ParseError):  # the tests were stopped
+    if not report.exists():
         return None
+    cases = [*ElementTree.parse(report).iter("testcase")]
     failures = [
         (case.get("name", ""), fault.get("message", ""))
         for case in cases
@@ -294,34 +293,37 @@ def instruction(name: str, size: str, bugs: list[Edit], failures: list[tuple[str
 
 
 def make_tasks(source: Source, per_size: int, out: Path, rng: random.Random) -> dict[str, int]:
-    """Write tasks of each size from one package, and return how many. Those of several bugs have bugs of the others."""
+    """Write tasks of each size from one package, no two with the same bug, and return how many."""
     possible = sorted(
         {edit for module, text in source.texts.items() for edit in edits(module, text) if edit.wrong != edit.right},
         key=lambda edit: (edit.module, edit.number, edit.wrong),
     )
     rng.shuffle(possible)
-    found: list[Edit] = []
     made = dict.fromkeys(SIZES, 0)
-
-    def make(size: str, bugs: list[Edit]) -> bool:
-        is_made = make_task(source, size, bugs, out / f"{source.package.name}-{size}-{made[size]:03}")
-        made[size] += is_made
-        return is_made
-
-    while possible and len(found) < 2 * per_size:
-        bug = possible.pop()
-        if make("line" if len(found) < per_size else "file", [bug]):
-            found.append(bug)
-    for _ in range(2 * per_size):
-        bugs: list[Edit] = []
-        for bug in rng.sample(found, len(found)):
-            used = {each.module for each in bugs}
-            is_new = bug.module not in used or len(used) == len({each.module for each in found})
-            if is_new and len(bugs) < SIZES["several"] and bug.number not in {each.number for each in bugs}:
-                bugs.append(bug)
-        if made["several"] < per_size and len(bugs) == SIZES["several"]:
-            make("several", bugs)
+    for size, n_bugs in SIZES.items():
+        while made[size] < per_size and (bugs := _found_bugs(source, possible, n_bugs)):
+            made[size] += make_task(source, size, bugs, out / f"{source.package.name}-{size}-{made[size]:03}")
     return made
+
+
+def _found_bugs(source: Source, possible: list[Edit], n_bugs: int) -> list[Edit]:
+    """Remove bugs from `possible` and return them: each is found by the tests, in modules as different as there are.
+    Empty if there are not enough.
+    """
+    bugs: list[Edit] = []
+    n_modules = min(n_bugs, len(source.texts))
+    for edit in possible.copy():
+        if len(bugs) < n_modules and edit.module in {bug.module for bug in bugs}:
+            continue
+        possible.remove(edit)
+        if (edit.module, edit.number) in {(bug.module, bug.number) for bug in bugs}:
+            continue
+        outcome = source.outcome([edit.module], source.with_bugs([edit]))
+        if outcome is not None and outcome.failures:
+            bugs.append(edit)
+            if len(bugs) == n_bugs:
+                return bugs
+    return []
 
 
 # ---- sources -------------------------------------------------------------------------------------

@@ -19,13 +19,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--app", type=Path, default=Path("/app"), help="the folder of the package")
     parser.add_argument("--report", type=Path, help="write pytest's report here, and no reward")
-    parser.add_argument("--seconds", type=int, default=30, help="CPU seconds that the tests may take")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long the tests may take")
     given = parser.parse_args()
     report = given.report or Path("/tmp/report.xml")
     # the folder is appended, so that none of its modules hides one of Python's
     start = (
         "import resource, sys, pytest; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); "
-        f"resource.setrlimit(resource.RLIMIT_CPU, ({given.seconds}, {given.seconds})); "
         f"sys.path.append({str(given.app)!r}); sys.exit(pytest.main(sys.argv[1:]))"
     )
     options = ["-q", "-c", os.devnull, "--rootdir", HERE, "-p", "no:cacheprovider", f"--junitxml={report}", HERE]
@@ -33,13 +32,11 @@ def main() -> None:
         options.append("--maxfail=3")
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-P", "-B", "-c", start, *map(str, options)]
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a sleep takes no CPU time
-        subprocess.run(command, cwd=HERE, env=env, timeout=60 + given.seconds, check=False)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, cwd=HERE, env=env, timeout=given.seconds, check=False)
     if given.report:
         return
-    suite: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError, ElementTree.ParseError):  # the tests were stopped
-        suite = next(ElementTree.parse(report).iter("testsuite")).attrib
+    suite = next(ElementTree.parse(report).iter("testsuite")).attrib if report.exists() else {}
     counts = [int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")]
     passed = counts[0] - sum(counts[1:])
     right = passed == int((HERE / "expected").read_text()) and counts[1] == counts[2] == 0

@@ -24,6 +24,11 @@ from leyden.adapter.normalise import read_tool_call as read_tool_call
 from leyden.adapter.replayed import ReplayedCall as ReplayedCall
 from leyden.adapter.replayed import divergence as divergence
 from leyden.adapter.replayed import replayed_calls as replayed_calls
+from leyden.adapter.roles import ROLES as ROLES
+from leyden.adapter.roles import CallRole as CallRole
+from leyden.adapter.roles import RoleOfCall as RoleOfCall
+from leyden.adapter.roles import call_roles as call_roles
+from leyden.adapter.roles import count_roles as count_roles
 from leyden.adapter.selection import RewardMatchPolicy as RewardMatchPolicy
 from leyden.adapter.token_graph import TokenGraph as TokenGraph
 from leyden.adapter.token_graph import TokenNode as TokenNode

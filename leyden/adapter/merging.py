@@ -73,10 +73,10 @@ def turn_merges(spans: Sequence[Span]) -> TurnMerges:
     attempt that it repeats counts that pair.
     """
     views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
-    calls = [_ComparableCall(view, index) for index, view in enumerate(views)]
+    calls = [ComparableCall(view, index) for index, view in enumerate(views)]
     found = TurnMerges()
     for index, call in enumerate(calls):
-        if call.view.replayed or (earlier := _continued_call(call, calls[:index])) is None:
+        if call.view.replayed or (earlier := continued_call(call, calls[:index])) is None:
             continue
         found.continued += 1
         if (n_common := common_prefix(call.tokens.prompt_ids, earlier.ids)) == len(earlier.ids):
@@ -89,7 +89,9 @@ def turn_merges(spans: Sequence[Span]) -> TurnMerges:
     return found
 
 
-class _ComparableCall:
+class ComparableCall:
+    """A call whose messages are compared with those of others, by meaning."""
+
     def __init__(self, view: ModelCallView, index: int) -> None:
         self.view = view
         recorded = view.span.attributes.get(semconv.CALL_INDEX)
@@ -113,7 +115,7 @@ class _ComparableCall:
         pairs = zip(self.prompt, self.view.input_messages, strict=True)
         return frozenset(digest for digest, message in pairs if message.get("role") == "assistant")
 
-    def extends(self, earlier: _ComparableCall) -> bool:
+    def extends(self, earlier: ComparableCall) -> bool:
         n = len(earlier.prompt)
         if len(self.prompt) <= n or self.view.input_messages[n].get("role") != "assistant":
             return False
@@ -124,7 +126,7 @@ def _digest(message: Json) -> str:
     return json.dumps(comparable(message), sort_keys=True)
 
 
-def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) -> _ComparableCall | None:
+def continued_call(call: ComparableCall, before: Sequence[ComparableCall]) -> ComparableCall | None:
     """Return the earlier call that `call` continues, or None. It is the latest one whose messages and answer the
     request contains, else the latest one whose messages it contains, else the latest one whose answer it contains.
     """
@@ -141,7 +143,7 @@ def _continued_call(call: _ComparableCall, before: Sequence[_ComparableCall]) ->
     return extended or quoted
 
 
-def _split_reason(call: _ComparableCall, earlier: _ComparableCall, n_common: int) -> tuple[SplitReason, str]:
+def _split_reason(call: ComparableCall, earlier: ComparableCall, n_common: int) -> tuple[SplitReason, str]:
     """Return why the ids of a call do not continue those of `earlier`, as a reason and a sentence. Causes that a user
     can see (tools, messages) are checked before the one that only ids show.
     """
@@ -181,6 +183,6 @@ def _without_thoughts(message: Json) -> str:
     return message_text(message.get("content")).rpartition("</think>")[2].strip()
 
 
-def _tool_names(call: _ComparableCall) -> str:
+def _tool_names(call: ComparableCall) -> str:
     names = [str(as_dict(tool.get("function")).get("name")) for tool in call.view.tools]
     return f"tools {', '.join(names)}" if names else "no tools"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypedDict, cast
 
 from leyden._lib.json import Json
@@ -17,6 +17,7 @@ from leyden.adapter.calls import nearest
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView, read_tool_call
 from leyden.adapter.order import in_order
+from leyden.adapter.roles import TRAINED, chosen_roles
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
@@ -40,12 +41,13 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     A call whose messages or answer were not recorded is left out, and so is a replayed call.
     """
 
-    def __init__(self, agent_match: str | None = None) -> None:
+    def __init__(self, agent_match: str | None = None, *, roles: Collection[str] = TRAINED) -> None:
         """
         agent_match: a regular expression. Only calls of agents whose name contains a match are
             converted. None: all calls.
+        roles: the roles of the calls that are converted, as of `TraceToTriplet`.
         """
-        self.agent_match = agent_match
+        self.agent_match, self.roles = agent_match, chosen_roles(roles)
 
     def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
         found = self.every_answer(source)
@@ -58,7 +60,11 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         if not source:
             return []
         selected = select_calls(
-            source, TraceTree.from_spans(source), agent_match=self.agent_match, repair_hierarchy=True
+            source,
+            TraceTree.from_spans(source),
+            agent_match=self.agent_match,
+            repair_hierarchy=True,
+            roles=self.roles,
         )
         tools = _tool_calls_below(source, [call.view for call in selected])
         return [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from leyden.adapter.calls import model_calls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
+from leyden.adapter.roles import TRAINED, chosen_roles, with_roles
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, get_reward_value, is_reward_span, semconv
 
@@ -42,6 +43,7 @@ def select_calls(
     llm_call_match: str | None = None,
     exclude_llm_call_in_reward: bool = False,
     repair_hierarchy: bool = False,
+    roles: Collection[str] = TRAINED,
 ) -> list[SelectedCall]:
     """Return the successful calls of an attempt that match all conditions, in order.
 
@@ -51,13 +53,15 @@ def select_calls(
     exclude_llm_call_in_reward: leave out calls below a reward (a judge).
     repair_hierarchy: repair `tree` in place. An agent that only the repair finds counts for calls that have none
         without it.
+    roles: the roles (`roles.CallRole`) of the calls that are wanted.
     """
     trees = [(tree.agents(), tree.within_rewards())]
     if repair_hierarchy:
         tree.repair_hierarchy()
         trees.append((tree.agents(), tree.within_rewards()))
     selected: list[SelectedCall] = []
-    for call in model_calls(spans):
+    calls = model_calls(spans)
+    for call in with_roles(calls, spans, chosen_roles(roles)):
         ids = [span.span_id for span in call.spans]
         # The recorded tree is asked first, then the repaired one.
         agent = next((name for agents, _ in trees for id in ids if (name := agents.get(id)) is not None), None)

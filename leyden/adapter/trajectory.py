@@ -9,8 +9,9 @@ its position. `TokenGraph` does the merging.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from leyden.adapter.roles import TRAINED
 from leyden.adapter.token_graph import TokenGraph
 from leyden.adapter.trace_adapter import Adapter, TraceAdapter, log_result
 from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
@@ -51,22 +52,32 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
     """Converts the spans of one attempt to trajectories. Each has the attempt's final reward."""
 
     def __init__(
-        self, triplets: Adapter[Sequence[Span], list[Triplet]] | None = None, *, agent_match: str | None = None
+        self,
+        triplets: Adapter[Sequence[Span], list[Triplet]] | None = None,
+        *,
+        agent_match: str | None = None,
+        roles: Collection[str] | None = None,
     ) -> None:
         """
         triplets: the adapter that chooses the calls. None: the calls that the gateway recorded.
         agent_match: a regular expression, in place of `triplets`. Only calls of agents whose name
             contains a match are trained on; the other agents' messages are context.
-        Raise ConfigError if both are given.
+        roles: the roles of the calls that are trained on, as of `TraceToTriplet`, in place of `triplets`. None: the
+            agent's.
+        Raise ConfigError if `triplets` and another are given.
         """
+        if triplets is not None and roles is not None:
+            raise ConfigError(
+                f"triplets={type(triplets).__name__} chooses the calls, so roles={roles!r} has no effect; give it the roles"
+            )
         if triplets is not None and agent_match is not None:
             raise ConfigError(
                 f"triplets={type(triplets).__name__} chooses the calls, so agent_match={agent_match!r} has no effect; "
                 "use TraceToTrajectory(TracerTraceToTriplet(agent_match=...))"
             )
         if agent_match is not None:
-            triplets = TracerTraceToTriplet(agent_match=agent_match)
-        self._triplets = triplets or LlmProxyTraceToTriplet()
+            triplets = TracerTraceToTriplet(agent_match=agent_match, roles=roles or TRAINED)
+        self._triplets = triplets or LlmProxyTraceToTriplet(roles or TRAINED)
 
     def adapt(self, source: Sequence[Span]) -> list[Trajectory]:
         spans = sorted(source, key=lambda span: span.sequence_id)

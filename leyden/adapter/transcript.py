@@ -15,6 +15,7 @@ from leyden.adapter.attributes import as_dict, as_list
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.roles import call_roles
 from leyden.adapter.trajectory import TraceToTrajectory
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, get_rewards_from_span, semconv
@@ -50,6 +51,7 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
     max_characters: longer texts are cut; None shows all of each.
     """
     calls = model_calls(spans)
+    roles = call_roles(calls, spans)
     positions = {span.span_id: number for number, span in ((n, s) for n, call in enumerate(calls) for s in call.spans)}
     shown: list[list[str]] = []
     left = set(range(len(calls)))  # a call that several spans recorded is shown at the first of them
@@ -58,7 +60,10 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
         indent = _INDENT * depth
         number = positions.get(span.span_id)
         call = calls[number] if number is not None and number in left else None
-        lines.append(f"{indent}{_headline(span, call)}")
+        role = (
+            "" if call is None or number is None or roles[number].role == "agent" else f"{_INDENT}{roles[number].role}"
+        )
+        lines.append(f"{indent}{_headline(span, call)}{role}")
         if span.status.status_code == "ERROR":
             lines += _indented(f"failed: {span.status.description or 'no reason was recorded'}", indent, max_characters)
         if stacktrace := str(span.attributes.get(semconv.EXCEPTION_STACKTRACE, "")):

@@ -8,7 +8,7 @@ ids are exact or missing: a call whose tokens could not be proven keeps its text
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import image_urls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
+from leyden.adapter.roles import TRAINED, chosen_roles, with_roles
 from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewards, select_calls
 from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
@@ -44,6 +45,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         agent_match: str | None = None,
         exclude_llm_call_in_reward: bool = True,
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
+        roles: Collection[str] = TRAINED,
         _skip_empty_token_spans: bool = False,
     ) -> None:
         """
@@ -55,6 +57,9 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
             match. None: calls of any or no agent.
         exclude_llm_call_in_reward: leave out calls below a reward, a judge's for instance.
         reward_match: the rule by which a reward is assigned to a call.
+        roles: the roles of the calls that become triplets (`leyden.adapter.roles`): "agent", "subagent", "compaction",
+            "auxiliary", "discarded". By default the agent's; with "subagent" the turns of its subagents get the same
+            reward.
         _skip_empty_token_spans: leave out calls without token ids, and train on the rollout without
             them. Otherwise such a call is a triplet with `refused`.
         """
@@ -63,6 +68,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         self.agent_match = agent_match
         self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
         self.reward_match = RewardMatchPolicy(reward_match)
+        self.roles = chosen_roles(roles)
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
@@ -76,6 +82,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
             llm_call_match=self.llm_call_match,
             exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
             repair_hierarchy=self.repair_hierarchy,
+            roles=self.roles,
         )
         selected = self._chosen(source, selected)
         if self._skip_empty_token_spans:
@@ -133,10 +140,14 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
     ended when the reward was emitted and has no reward yet. Failed calls (status ERROR) are left out.
     """
 
+    def __init__(self, roles: Collection[str] = TRAINED) -> None:
+        """roles: the roles of the calls that become triplets, as of `TracerTraceToTriplet`."""
+        self.roles = chosen_roles(roles)
+
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
         spans = in_order(source)
         recorded = model_calls([span for span in spans if span.name in _PROXY_SPANS])
-        calls = [call for call in recorded if not call.failed]
+        calls = [call for call in with_roles(recorded, spans, self.roles) if not call.failed]
         triplets = [_triplet(call, reward) for call, reward in zip(calls, match_rewards(calls, spans), strict=True)]
         _log_triplets(self, source, triplets)
         return triplets

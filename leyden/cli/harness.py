@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +83,7 @@ def check(
       leyden harness check pi
       leyden harness check claude-code --program ~/.local/bin/claude
     """
+    import asyncio
     from dataclasses import asdict
 
     from leyden.errors import ConfigError

@@ -306,7 +306,8 @@ async def print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -
 
     full: print long texts and stack traces whole.
     """
-    from leyden.adapter import FEW_MERGED, turn_merges
+    from leyden.adapter import FEW_MERGED, call_roles, count_roles, turn_merges
+    from leyden.adapter.calls import model_calls
     from leyden.adapter.transcript import transcript_lines
     from leyden.types import find_final_reward
 
@@ -325,7 +326,11 @@ async def print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -
     if not spans:
         echo("no step was recorded")
         return
-    turns = turn_merges([span for span in spans if span.attempt_id == attempts[-1].attempt_id])
+    latest = [span for span in spans if span.attempt_id == attempts[-1].attempt_id]
+    roles = count_roles(call_roles(model_calls(latest), latest))
+    if roles.total() > roles["agent"]:
+        echo(f"calls       {', '.join(f'{number} {role}' for role, number in roles.items())}")
+    turns = turn_merges(latest)
     if turns.share is not None:
         echo(f"turns       {turns.merged} of {turns.continued} continue the tokens of an earlier call")
         if turns.share < FEW_MERGED:

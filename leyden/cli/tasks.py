@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -46,6 +45,8 @@ def check(
       leyden tasks check tasks
       leyden tasks check tasks --only 'boltons-*' --json | jq '.[] | select(.causes != [])'
     """
+    import asyncio
+
     from leyden.execution.task_folders.check import check_tasks
     from leyden.execution.task_folders.harbor import task_paths
 

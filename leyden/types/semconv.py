@@ -17,7 +17,6 @@ OBJECT: Final = "leyden.object"
 OPERATION: Final = "leyden.operation"
 PROCESS: Final = "leyden.process"
 REWARD: Final = "leyden.reward"
-TASK_TESTS: Final = "leyden.task_tests"
 VIRTUAL: Final = "leyden.virtual"
 
 # Where a span belongs (OpenTelemetry resource or span attributes)
@@ -105,6 +104,13 @@ CALL_INDEX: Final = "leyden.call_index"
 LIVE_CLAIM: Final = "leyden.live_claim"
 RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
+
+ROLE: Final = "leyden.role"
+"""The role of a model call, or of all calls below a span, where a program says it itself: a `CallRole`."""
+SPANS_LEFT_OUT: Final = "leyden.spans.left_out"
+"""How many spans a program sent that were not kept."""
+AUXILIARY: Final = "leyden.auxiliary"
+"""Regular expressions, on the span of a program: a call without tools whose instructions match one is auxiliary."""
 
 REQUEST_FIELDS: Final = "leyden.request.fields"
 """The fields of the agent's request that may change the answer, besides messages and tools, as a JSON object. They have

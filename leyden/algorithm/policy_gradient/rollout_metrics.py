@@ -34,6 +34,7 @@ def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: fl
         "cancelled": counts.cancelled,
         "refused_calls": counts.refused_calls.total(),
         "model_calls": counts.model_calls,
+        **{f"{role}_calls": number for role, number in counts.other_calls.items() if role != "agent"},
         "model_call_seconds": counts.call_seconds / counts.model_calls if counts.model_calls else math.nan,
         "merged_turns": counts.merged_turns / counts.continued_turns if counts.continued_turns else math.nan,
         "response_tokens": counts.response_tokens,

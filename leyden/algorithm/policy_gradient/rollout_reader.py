@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyden.adapter import SplitTurn, TraceAdapter, TraceTree, merge_triplets, turn_merges
+from leyden.adapter import (
+    SplitTurn,
+    TraceAdapter,
+    TraceTree,
+    call_roles,
+    count_roles,
+    merge_triplets,
+    turn_merges,
+)
+from leyden.adapter.calls import model_calls
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trajectory import refusal
 from leyden.algorithm.collector import CollectedRollout
@@ -36,6 +45,8 @@ class RolloutCounts:
     own: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     """The agent's own numbers of each succeeded rollout, by the metric's name."""
     model_calls: int = 0
+    other_calls: Counter[str] = field(default_factory=Counter[str])
+    """Calls that are not the agent's, by their roles, and the agent's in doubt."""
     call_seconds: float = 0.0
     """The sum of the durations of all model calls."""
     response_tokens: int = 0
@@ -83,6 +94,8 @@ class RolloutReader:
         counts.call_seconds += sum(
             span.end_time - span.start_time for span in calls if span.start_time and span.end_time
         )
+        views = model_calls(result.spans)
+        counts.other_calls.update(count_roles(call_roles(views, result.spans)))
         counts.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
         reward = find_final_reward(result.spans)
         if result.status != "succeeded" or reward is None:

@@ -123,7 +123,7 @@ async def check(
 
 
 def _add(checked: Checked, span: Span, truth: Mapping[str, list[int]]) -> None:
-    """Add what a span tells. truth: the response ids that the model drew, by the id of the response."""
+    """Add what a span tells, beside the response ids that the model drew, by the id of the response."""
     attributes, tokens = span.attributes, span.tokens
     if span.name == semconv.PROCESS:
         ends = [str(attributes.get(name, ""))[-1500:] for name in (semconv.PROCESS_STDOUT, semconv.PROCESS_STDERR)]

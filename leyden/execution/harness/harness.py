@@ -69,6 +69,8 @@ class HarnessProgram:
     """Its environment: no telemetry, no updates, no questions."""
     requirements: tuple[str, ...] = ()
     """Further packages that it needs, with their versions."""
+    auxiliary: tuple[str, ...] = ()
+    """Regular expressions of the instructions of calls beside its task, which the record alone does not show."""
     remarks: str = ""
     """What a user should know."""
     unsupported: str = ""
@@ -96,7 +98,8 @@ class Harness(ProcessAgent):
             field `instruction` or `prompt`.
         program: the path of its command. None: that of `leyden harness check`, or one on PATH.
         arguments: further arguments of the command, the last ones.
-        options: of `ProcessAgent`. Standard input is empty by default.
+        options: of `ProcessAgent`. By default standard input is empty, and of the program's spans only those of models
+            are kept.
         Raise ConfigError for an unknown or unsupported name, and for a program that is not installed.
         """
         from leyden.execution.harness.installed import find_program
@@ -107,6 +110,8 @@ class Harness(ProcessAgent):
         self.prompt, self.arguments = prompt, list(arguments)
         found = find_program(self.kind) if program is None else Path(program)
         options.setdefault("task_on_stdin", False)
+        options.setdefault("spans", "model")
+        self.auxiliary = self.kind.auxiliary
         super().__init__([str(found)], **options)
 
     def prepare(self, task: Any, directory: Path, env: dict[str, str]) -> Sequence[str]:

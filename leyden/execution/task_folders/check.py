@@ -6,6 +6,7 @@ A task passes with a reward of 1 and fails with less, as in Harbor.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ class CheckedTask:
     """The reward of an agent that does nothing; None if the tests did not run."""
     solution_rewards: list[float] = field(default_factory=list[float])
     """The rewards of the reference solution."""
+    seconds: float = 0.0
+    """How long one run of the tests took, on average."""
 
 
 async def check_tasks(
@@ -57,6 +60,7 @@ async def check_task(task: TaskFolder) -> CheckedTask:
         found.causes.append("without a reference solution: there is no solution/solve.sh")
     if found.causes:
         return found
+    began = time.monotonic()
     try:
         async with attempt_folder(task) as folder:
             found.empty_reward = (await tested(task, folder))[semconv.PRIMARY_REWARD]
@@ -67,6 +71,7 @@ async def check_task(task: TaskFolder) -> CheckedTask:
     except LeydenError as error:
         found.causes.append(str(error))
         return found
+    found.seconds = (time.monotonic() - began) / (1 + REPEATS)
     rewards = found.solution_rewards
     if found.empty_reward >= 1:
         found.causes.append(f"the empty agent passes, with a reward of {found.empty_reward:g}")

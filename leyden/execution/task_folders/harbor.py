@@ -29,7 +29,6 @@ from leyden.execution.runner.process import ProcessAgent, ProcessOutput, remove_
 from leyden.execution.sandbox import Sandbox
 from leyden.execution.sandbox.sandbox import mapping
 from leyden.execution.task_folders.folder import TaskFolder, read_task
-from leyden.tracing import current_trace
 from leyden.types import AttemptedRollout, NamedResources, semconv
 
 _SHOWN = 5
@@ -182,11 +181,6 @@ async def tested(task: TaskFolder, folder: Path) -> dict[str, float]:
         timeout_seconds=task.config.verifier.timeout_sec,
         memory_bytes=task.memory_bytes,
     )
-    if (trace := current_trace()) is not None:
-        with trace.operation(
-            semconv.TASK_TESTS, {semconv.PROCESS_STDOUT: output.stdout, semconv.PROCESS_STDERR: output.stderr}
-        ):
-            pass
     if output.cause is not None or output.signal is not None:
         return {semconv.PRIMARY_REWARD: 0.0}
     try:

@@ -23,8 +23,20 @@ _WITHOUT_EFFECT: Final = ("LABEL", "MAINTAINER", "CMD", "EXPOSE", "STOPSIGNAL", 
 _HARMLESS = re.compile(
     r"apt(-get)? (-\S+ )*(update|clean|autoremove)\b.*|rm -rf /var/lib/apt/lists/\*|pip3? install (-\S+ )*(--upgrade|-U) pip|set -\w+|true"
 )
-_SYSTEM: Final = re.compile(r"/((usr|bin|sbin|lib\w*|etc|proc|dev|tmp|tests|solution|logs)(/.*)?)?|.*\.\..*")
-"""Paths that cannot be a working directory here."""
+_SYSTEM: Final = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/etc",
+    "/proc",
+    "/dev",
+    "/tmp",
+    "/tests",
+    "/solution",
+    "/logs",
+)
 
 
 @dataclass(slots=True)
@@ -119,7 +131,7 @@ class _Reader:
 
     def _workdir(self, path: str) -> None:
         path = str(PurePosixPath(self._image.workdir or "/") / path)
-        if _SYSTEM.fullmatch(path):
+        if path == "/" or ".." in path or any(PurePosixPath(path).is_relative_to(each) for each in _SYSTEM):
             return self._needs_docker(f"WORKDIR {path}")
         self._image.workdir = path
 
@@ -127,15 +139,13 @@ class _Reader:
         parts = shlex.split(rest)
         if "=" not in parts[0]:
             parts = [f"{parts[0]}={' '.join(parts[1:])}"]
-        self._image.env |= {name: value for name, _, value in (part.partition("=") for part in parts)}
+        self._image.env |= dict(cast("tuple[str, str]", tuple(part.split("=", 1))) for part in parts)
 
     def _copy(self, line: str, rest: str) -> None:
         parts = cast("list[str]", json.loads(rest) if rest.startswith("[") else shlex.split(rest))
         *sources, target = parts
         inside = str(PurePosixPath(self._image.workdir or "/") / target)
-        names = [str(PurePosixPath(source.lstrip("/"))) for source in sources]
-        whole = [self._environment]
-        found = [each for name in names for each in (whole if name == "." else sorted(self._environment.glob(name)))]
+        found = [each for source in sources for each in sorted(self._environment.glob(source.strip("/") or "."))]
         if (
             not found
             or any(part.startswith("--") or ".." in part or "://" in part for part in parts)
@@ -165,6 +175,10 @@ class _Reader:
             case ["pip" | "pip3", "install", file] if (self._environment / file).is_file():
                 lines = (self._environment / file).read_text().splitlines()
                 self._require(line, [text for each in lines if (text := each.split("#")[0].strip())])
+            case ["mkdir", *folders] if all(
+                self._image.workdir and PurePosixPath(each).is_relative_to(self._image.workdir) for each in folders
+            ) and folders == [self._image.workdir]:
+                return
             case _:
                 self._needs_docker(f"RUN {command}")
 

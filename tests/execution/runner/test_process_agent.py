@@ -382,6 +382,34 @@ async def test_spans_of_the_program_land_in_its_attempt_and_in_no_other(store: I
     )
 
 
+FLOOD = """
+import json, os, urllib.request
+spans = [
+    {"traceId": "0" * 31 + "1", "spanId": f"{n:016x}", "name": "sql.execute", "startTimeUnixNano": "1", "endTimeUnixNano": "2",
+     "attributes": [{"key": "gen_ai.operation.name", "value": {"stringValue": "execute_tool"}}] if n % 10 == 0 else []}
+    for n in range(1, 51)
+]
+marks = [pair.split("=") for pair in os.environ["OTEL_RESOURCE_ATTRIBUTES"].split(",")]
+resource = {"attributes": [{"key": name, "value": {"stringValue": value}} for name, value in marks]}
+body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]}).encode()
+url = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, 50), ({"spans": "model"}, 5), ({"max_spans": 7}, 7), ({"spans": "model", "max_spans": 2}, 2)],
+)
+async def test_of_a_programs_spans_those_that_are_wanted_are_kept_and_the_others_counted(
+    store: InMemoryLightningStore, options: dict[str, Any], kept: int
+) -> None:
+    ran = await run_one(store, python(FLOOD), **options)
+    assert ran.process.attributes[semconv.PROCESS_EXIT_CODE] == 0, ran.process.attributes
+    assert sum(span.name == "sql.execute" for span in ran.spans) == kept
+    assert ran.process.attributes.get(semconv.SPANS_LEFT_OUT, 0) == 50 - kept
+
+
 async def test_an_address_answers_only_while_its_attempt_runs(store: InMemoryLightningStore) -> None:
     ran = await run_one(store, sh('echo "$LEYDEN_REWARD_URL"'))
     request = urllib.request.Request(ran.stdout.strip(), b"1.0")

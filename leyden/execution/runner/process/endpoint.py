@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leyden._lib.host.http import JSON, HttpReply, Refusal, RequestHeaders
 from leyden.agent.emitter import emit_reward
@@ -21,10 +22,31 @@ from leyden.errors import InvalidEmission
 from leyden.execution.runner.process.reported_reward import FORMS, read_reward
 from leyden.tracing import active_trace
 from leyden.tracing.receiver import Receiver
-from leyden.types import get_rewards_from_span
+from leyden.types import Span, get_rewards_from_span
 from leyden.types.semconv import PRIMARY_REWARD
 
 _REWARD = "/reward"
+
+
+class _LimitedReceiver(Receiver):
+    """A receiver that keeps no more than a number of spans, and counts the others."""
+
+    left_out = 0
+
+    def __init__(self, *arguments: Any, only_of_models: bool, max_spans: int) -> None:
+        super().__init__(*arguments)
+        self._only_of_models, self._room = only_of_models, max_spans
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> None:
+        wanted = [span for span in spans if not self._only_of_models or _is_of_models(span)][: self._room]
+        self._room -= len(wanted)
+        self.left_out += len(spans) - len(wanted)
+        await super().add_many_spans(wanted)
+
+
+def _is_of_models(span: Span) -> bool:
+    """Return whether a span follows OpenTelemetry's conventions for generative models, or is Leyden's own."""
+    return any(name.startswith(("gen_ai.", "leyden.")) for name in (span.name, *span.attributes))
 
 
 class AttemptReports:
@@ -32,16 +54,24 @@ class AttemptReports:
     trace.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_of_models: bool = False, max_spans: int = 10_000) -> None:
+        """only_of_models, max_spans: as of `ProcessAgent`."""
         self.rewards = 0
         """How many rewards were posted."""
         self._context = contextvars.copy_context()
         """The context of the attempt, in which a reward is emitted. Only the server's thread enters it."""
-        self._receiver = Receiver(active_trace("reports"), {_REWARD: self._take_reward})
+        self._receiver = _LimitedReceiver(
+            active_trace("reports"), {_REWARD: self._take_reward}, only_of_models=only_of_models, max_spans=max_spans
+        )
         self.url = self._receiver.url
         """The base URL, to which OpenTelemetry sends its spans."""
         self.reward_url = self.url + _REWARD
         """The URL to post a reward to."""
+
+    @property
+    def left_out(self) -> int:
+        """The number of spans that were not kept."""
+        return self._receiver.left_out
 
     def close(self) -> None:
         """Refuse further rewards and spans."""

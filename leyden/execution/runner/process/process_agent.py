@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+from leyden._lib.options import check_number
 from leyden._lib.text import shown
 from leyden.agent import LitAgent
 from leyden.errors import ConfigError, ProcessFailed
@@ -66,6 +67,9 @@ class ProcessAgent(LitAgent[Any]):
     for OpenTelemetry are in its environment. Its descendants end with it.
     """
 
+    auxiliary: Sequence[str] = ()
+    """Regular expressions of the instructions of calls that are beside the program's task (`leyden.adapter.roles`)."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -76,6 +80,8 @@ class ProcessAgent(LitAgent[Any]):
         folder: str | os.PathLike[str] | Callable[[Any], str | os.PathLike[str]] | None = None,
         task_on_stdin: bool = True,
         pin_sampling: bool = True,
+        spans: Literal["all", "model"] = "all",
+        max_spans: int = 10_000,
         memory_bytes: int | None = None,
         output_bytes: int = 2**20,
         sandbox: Sandbox | Literal["namespace", "docker", "none"] = "none",
@@ -93,6 +99,9 @@ class ProcessAgent(LitAgent[Any]):
         pin_sampling: whether the gateway uses the model's `sampling_parameters` in place of what the program asks for:
             temperature and top_p, and max_tokens as an upper limit. If these have a temperature, other parameters of
             the program that change the distribution are left out.
+        spans: which OpenTelemetry spans of the program are kept: "all", or "model" for those of generative models
+            (`gen_ai.*`) and Leyden's own. A coding agent may send a thousand of other kinds.
+        max_spans: how many spans of the program are kept; the record counts the others.
         memory_bytes: the limit of resident memory of all the program's processes together; a program above it is
             killed. Checked ten times a second, on Linux only.
         output_bytes: how much of standard output, and of standard error, is kept: one half from the head, one from the
@@ -105,6 +114,9 @@ class ProcessAgent(LitAgent[Any]):
         self.command = _checked_command(command)
         if not callable(reward) and reward not in _SOURCES:
             raise ConfigError(f"reward is {reward!r}; possible: {', '.join(map(repr, _SOURCES))}, or a function")
+        if spans not in ("all", "model"):
+            raise ConfigError(f"spans is {spans!r}; possible: 'all', 'model'")
+        check_number("max_spans", max_spans, at_least=0)
         if memory_bytes is not None and memory_bytes < 1:
             raise ConfigError(f"memory_bytes is {memory_bytes}; it must be at least 1, or None for no limit")
         if output_bytes < 1024:
@@ -112,6 +124,7 @@ class ProcessAgent(LitAgent[Any]):
         self.reward, self.memory_bytes, self.output_bytes = reward, memory_bytes, output_bytes
         self.env = dict(env or {})
         self.cwd, self.folder = None if cwd is None else os.fspath(cwd), folder
+        self.spans, self.max_spans = spans, max_spans
         self.task_on_stdin, self.pin_sampling = task_on_stdin, pin_sampling
         if isinstance(cast(object, sandbox), Sandbox) or sandbox in tuple(_SANDBOXES):
             self.sandbox = _SANDBOXES[sandbox] if isinstance(sandbox, str) else sandbox
@@ -140,11 +153,13 @@ class ProcessAgent(LitAgent[Any]):
             folder.write(task, resources)
             work = None if self.folder is None else await asyncio.to_thread(self._copied_folder, task, folder.path)
             trace = active_trace("ProcessAgent")
-            with trace.operation(semconv.PROCESS) as step, closing(AttemptReports()) as posted:
+            with trace.operation(semconv.PROCESS) as step, closing(self._reports()) as posted:
                 env = variables(folder, resources, rollout, posted, self.env, sandboxed=self.sandbox is not None)
                 urls = {each.endpoint for each in resources.values() if isinstance(each, LLM)} | {posted.url}
                 command = _checked_command(self.prepare(task, folder.path, env))
                 step.set({semconv.PROCESS_COMMAND: command})
+                if self.auxiliary:
+                    step.set({semconv.AUXILIARY: list(self.auxiliary)})
                 program = self._program(command, folder, work, env, urls)
                 running = RunningProgram(program)
                 try:
@@ -153,6 +168,8 @@ class ProcessAgent(LitAgent[Any]):
                     step.set(_attributes(await running.stop()))
                     raise
                 step.set(_attributes(output))
+                if posted.left_out:
+                    step.set({semconv.SPANS_LEFT_OUT: posted.left_out})
                 return await self._result(replace(output, command=command, folder=work, task=task), posted)
         finally:
             await asyncio.to_thread(remove_tree, folder.path)
@@ -165,6 +182,9 @@ class ProcessAgent(LitAgent[Any]):
         env: the program's environment, which may be changed: it has the model's name, address and key.
         """
         return self.command
+
+    def _reports(self) -> AttemptReports:
+        return AttemptReports(only_of_models=self.spans == "model", max_spans=self.max_spans)
 
     def _copied_folder(self, task: Any, directory: Path) -> Path:
         """Return the attempt's own copy of `folder`. Raise ConfigError if there is no such folder."""

@@ -1,0 +1,296 @@
+"""Transcripts of coding agents with the role of each call written down by hand, and agents whose rows must stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from leyden.adapter import (
+    LlmProxyTraceToTriplet,
+    TraceToMessages,
+    TraceToTrajectory,
+    TraceToTriplet,
+    call_roles,
+    count_roles,
+)
+from leyden.adapter.calls import model_calls
+from leyden.errors import ConfigError
+from leyden.types import Span, SpanStatus, TokenRecord, semconv
+from tests.adapter.traces import span
+
+SYSTEM = {"role": "system", "content": "You are a coding agent."}
+TASK = {"role": "user", "content": "Fix the failing test in parser.py"}
+BASH = {"type": "function", "function": {"name": "bash", "parameters": {}}}
+SEND = {"type": "function", "function": {"name": "task", "parameters": {}}}
+TITLE = {"role": "system", "content": "You are a title generator. Answer with a short title for the conversation."}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def calls(name: str, id: str = "c1", **arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
+
+
+def result(text: str, id: str = "c1") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+def trained(adapter: TraceToTrajectory, spans: list[Span]) -> list[int]:
+    """The ids that are trained on, each as often as it is."""
+    rows = adapter.adapt(spans)
+    return sorted(id for row in rows for id, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask)
+
+
+class Transcript:
+    """An attempt's calls, each with its role written down."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.truth: list[str] = []
+
+    def call(
+        self,
+        role: str,
+        asked: list[Any],
+        answered: Any,
+        tools: Any = (BASH, SEND),
+        *,
+        during: float | None = None,
+        failed: bool = False,
+        **more: Any,
+    ) -> None:
+        number = len(self.spans)
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.input.messages": json.dumps(asked),
+            "gen_ai.output.messages": json.dumps([answered]),
+            semconv.CALL_INDEX: number,
+            **more,
+        }
+        if tools:
+            attributes["gen_ai.tool.definitions"] = json.dumps(tools)
+        tokens = TokenRecord(prompt_ids=[1, number], response_ids=[100 + number], logprobs=[-1.0])
+        start = float(number) if during is None else during
+        status = SpanStatus(status_code="ERROR" if failed else "OK")
+        made = span(semconv.MODEL_CALL, start, start + 0.5, id=number + 1, tokens=tokens, **attributes)
+        self.spans.append(made.model_copy(update={"status": status}))
+        self.truth.append(role)
+
+    def check(self) -> None:
+        views = model_calls(self.spans)
+        found = call_roles(views, self.spans)
+        assert [each.role for each in found] == self.truth
+        kept = [100 + n for n, role in enumerate(self.truth) if role == "agent"]
+        for adapter in (TraceToTriplet(), LlmProxyTraceToTriplet()):
+            assert [each.response.token_ids[0] for each in adapter.adapt(self.spans)] == kept
+        assert trained(TraceToTrajectory(), self.spans) == kept
+        assert len(TraceToMessages().every_answer(self.spans)) == len(kept)
+
+
+def test_a_title_call_is_auxiliary_before_beside_and_after_the_agents_first_call() -> None:
+    for place in (0, 1, 2):
+        attempt = Transcript()
+        turns: list[tuple[str, list[Any], Any, Any]] = [
+            ("agent", [SYSTEM, TASK], calls("bash", command="ls"), (BASH,)),
+            ("agent", [SYSTEM, TASK, calls("bash", command="ls"), result("parser.py")], said("Done."), (BASH,)),
+        ]
+        turns.insert(place, ("auxiliary", [TITLE, TASK], said("Fixing the parser test"), None))
+        for role, asked, answered, tools in turns:
+            attempt.call(role, asked, answered, tools)
+        attempt.check()
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        "Summarize this coding conversation in under 50 characters.",
+        "Analyze if this message indicates a new conversation topic. Answer with JSON.",
+        "Generate a concise, descriptive name for the session.",
+        "Write a branch name for this change.",
+    ],
+)
+def test_a_summary_a_topic_and_a_name_are_auxiliary(instructions: str) -> None:
+    attempt = Transcript()
+    attempt.call("auxiliary", [{"role": "system", "content": instructions}, TASK], said("parser"), None)
+    attempt.call("agent", [SYSTEM, TASK], said("Done."))
+    attempt.check()
+
+
+def test_a_program_may_name_its_auxiliary_calls_and_any_call_its_role() -> None:
+    attempt = Transcript()
+    odd = {"role": "system", "content": "Rate the risk of this request from 1 to 9."}
+    attempt.call("auxiliary", [odd, TASK], said("3"), None)
+    attempt.call("agent", [SYSTEM, TASK], said("Done."))
+    attempt.call("subagent", [SYSTEM, {"role": "user", "content": "more"}], said("Yes."), **{semconv.ROLE: "subagent"})
+    attempt.spans.append(span(semconv.PROCESS, 0.0, 9.0, id=90, **{semconv.AUXILIARY: ["^Rate the risk"]}))
+    attempt.check()
+
+
+def test_a_subagent_is_known_by_what_it_was_asked_and_whom_it_answered() -> None:
+    attempt = Transcript()
+    ask = calls("task", prompt="Find where tokens are split in parser.py")
+    helper = [
+        {"role": "system", "content": "You are a search agent."},
+        {"role": "user", "content": "Find where tokens are split in parser.py"},
+    ]
+    attempt.call("agent", [SYSTEM, TASK], ask)
+    attempt.call("subagent", helper, calls("bash", command="grep split parser.py"))
+    attempt.call(
+        "subagent",
+        [*helper, calls("bash", command="grep split parser.py"), result("12: split")],
+        said("They are split in line 12 of parser.py."),
+    )
+    attempt.call("agent", [SYSTEM, TASK, ask, result("They are split in line 12 of parser.py.")], said("Done."))
+    attempt.check()
+    found = call_roles(model_calls(attempt.spans), attempt.spans)
+    assert found[1].parent == found[2].parent == attempt.spans[0].span_id
+    both = TraceToTriplet(roles=["agent", "subagent"]).adapt(attempt.spans)
+    assert len(both) == 4
+
+
+def test_subagents_of_subagents_and_two_beside_each_other() -> None:
+    attempt = Transcript()
+
+    def tell(text: str) -> list[Any]:
+        return [{"role": "system", "content": "You are a helper."}, {"role": "user", "content": text}]
+
+    def ask(id: str, text: str) -> dict[str, Any]:
+        return calls("task", id, prompt=text)
+
+    left, right, deep = "Read the left half of it", "Read the right half of it", "Count the lines of the file"
+    two = {**ask("l", left), "tool_calls": [*ask("l", left)["tool_calls"], *ask("r", right)["tool_calls"]]}
+    attempt.call("agent", [SYSTEM, TASK], two)
+    attempt.call("subagent", tell(left), ask("d", deep))
+    attempt.call("subagent", tell(right), said("The right half is fine."))
+    attempt.call("subagent", tell(deep), said("It has 4711 lines."))
+    attempt.call(
+        "subagent", [*tell(left), ask("d", deep), result("It has 4711 lines.", "d")], said("The left half is long.")
+    )
+    answers = [result("The left half is long.", "l"), result("The right half is fine.", "r")]
+    attempt.call("agent", [SYSTEM, TASK, two, *answers], said("Done."))
+    attempt.check()
+    parents = [each.parent for each in call_roles(model_calls(attempt.spans), attempt.spans)]
+    ids = [each.span_id for each in attempt.spans]
+    assert parents == [None, ids[0], ids[0], ids[1], ids[0], None]
+
+
+def test_a_call_that_was_sent_again_is_discarded_and_so_is_one_that_failed() -> None:
+    attempt = Transcript()
+    attempt.call("discarded", [SYSTEM, TASK], said(""), failed=True)
+    attempt.call("discarded", [SYSTEM, TASK], said("I will look into it at once."))
+    attempt.call("agent", [SYSTEM, TASK], calls("bash", command="ls"))
+    attempt.call("agent", [SYSTEM, TASK, calls("bash", command="ls"), result("x")], said("Done."))
+    attempt.check()
+
+
+SUMMARY = "The user wants the failing test in parser.py fixed. Line 12 splits wrongly; the fix is half done."
+
+
+@pytest.mark.parametrize("tags", [False, True])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_compaction_is_an_edge_from_the_turns_to_the_summary_and_to_the_new_context(tags: bool, as_text: bool) -> None:
+    attempt = Transcript()
+    turn = [calls("bash", command="ls"), result("parser.py and a long listing of files")]
+    first = calls("bash", command="cat parser.py")
+    answer = said(f"<analysis>Hm.</analysis>\n<summary>\n{SUMMARY}\n</summary>" if tags else SUMMARY)
+    please = {"role": "user", "content": "Summarize the conversation so far."}
+    whole = {"role": "user", "content": f"Summarize:\n{json.dumps(TASK)}\nparser.py\nI look at the listing first."}
+    attempt.call("agent", [SYSTEM, TASK], turn[0])
+    attempt.call("agent", [SYSTEM, TASK, *turn], {**first, "content": "I look at the listing first."})
+    if as_text:
+        attempt.call("compaction", [{"role": "system", "content": "You summarize."}, whole], answer, None)
+    else:
+        attempt.call(
+            "compaction",
+            [SYSTEM, TASK, *turn, {**first, "content": "I look at the listing first."}, result("code"), please],
+            answer,
+        )
+    new = [SYSTEM, {"role": "user", "content": f"This session continues an earlier one:\n{SUMMARY}"}]
+    attempt.call("agent", new, calls("bash", command="sed"))
+    attempt.call("agent", [*new, calls("bash", command="sed"), result("ok")], said("Done."))
+    attempt.check()
+    found = call_roles(model_calls(attempt.spans), attempt.spans)
+    assert found[2].parent == attempt.spans[1].span_id
+    assert trained(TraceToTrajectory(roles=["agent", "compaction"]), attempt.spans) == [100, 101, 102, 103, 104]
+
+
+# ---- agents whose rows stay ----------------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "What is the capital of France, in one word?"}
+
+
+def ordinary() -> dict[str, Transcript]:
+    agents = {
+        name: Transcript()
+        for name in (
+            "debate",
+            "parallel",
+            "router",
+            "critic",
+            "planner",
+            "writer",
+            "best of n",
+            "handoff",
+            "tools only",
+        )
+    }
+    for text in ("Argue for it.", "Argue against it.", "Summarize the debate."):  # no tools anywhere
+        agents["debate"].call("agent", [{"role": "system", "content": text}, USER], said("x"), None)
+    for n in range(4):
+        agents["parallel"].call("agent", [SYSTEM, USER], said(f"guess {n}"), during=0.0)
+    agents["router"].call(
+        "agent", [{"role": "system", "content": "Choose maths or history."}, USER], said("maths"), None
+    )
+    agents["router"].call("agent", [SYSTEM, USER], said("Paris"))
+    agents["critic"].call("agent", [SYSTEM, USER], said("Paris"))
+    agents["critic"].call(
+        "agent",
+        [{"role": "system", "content": "Is the answer right? yes or no"}, USER, said("Paris")],
+        said("yes"),
+        None,
+    )
+    agents["planner"].call(
+        "agent", [{"role": "system", "content": "Write the title of each step."}, USER], said("1. look it up"), None
+    )
+    agents["planner"].call("agent", [SYSTEM, {"role": "user", "content": "Do: 1. look it up"}], said("Paris"))
+    agents["writer"].call("agent", [SYSTEM, USER], said("Paris is the capital"))
+    agents["writer"].call(
+        "agent",
+        [{"role": "system", "content": "Polish."}, {"role": "user", "content": "Paris is the capital"}],
+        said("Paris."),
+        None,
+    )
+    for n in range(3):
+        agents["best of n"].call("agent", [SYSTEM, USER], said(f"candidate {n}"))
+    agents["handoff"].call("agent", [SYSTEM, USER], calls("transfer_to_history"))
+    agents["handoff"].call(
+        "agent",
+        [{"role": "system", "content": "You know history."}, USER, calls("transfer_to_history"), result("ok")],
+        said("Paris"),
+    )
+    agents["tools only"].call("agent", [SYSTEM, USER], calls("bash", command="x"))
+    agents["tools only"].call("agent", [SYSTEM, USER, calls("bash", command="x"), result("x")], said("x"))
+    return agents
+
+
+@pytest.mark.parametrize("name", sorted(ordinary()))
+def test_an_ordinary_agents_calls_are_all_the_agents(name: str) -> None:
+    ordinary()[name].check()
+
+
+def test_a_doubt_is_counted() -> None:
+    attempt = ordinary()["router"]
+    assert count_roles(call_roles(model_calls(attempt.spans), attempt.spans)) == {"agent": 2, "doubtful": 1}
+
+
+def test_roles_that_are_none_are_refused() -> None:
+    for roles in (["agents"], [], "agent"):
+        with pytest.raises(ConfigError, match="give a list of 'agent', 'subagent'"):
+            TraceToTriplet(roles=roles)
+    with pytest.raises(ConfigError, match="roles"):
+        TraceToTrajectory(TraceToTriplet(), roles=["agent"])
