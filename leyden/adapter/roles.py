@@ -8,13 +8,17 @@ doubt. The rules, in order:
 1. The program says it: the nearest span at or above the call with the attribute `leyden.role`.
 2. A call that failed or was cut off is *discarded*. So is one that its client sent again: a later call, sent after it
    had ended, has the same messages, options and tools, and only the later answer comes back in a prompt.
-3. *Compaction*: an answer without tool calls, to the messages of a conversation, that stands at the beginning of a
-   later prompt with the same instructions and tools, which does not continue the conversation itself.
+3. *Compaction*: an answer without tool calls, to the messages of a conversation, that was asked to sum up, and stands
+   at the beginning of a later prompt with the same instructions or tools, which does not continue the conversation
+   itself.
 4. *Subagent*: a conversation whose first prompt holds a text of the arguments of a tool call, made before it, and whose
-   last answer is in the result of that tool call. The conversation that made the tool call is its parent.
+   last answer is in the result of that tool call, or in a later one of the same conversation (a task in the
+   background). The conversation that made the tool call is its parent. A conversation with its instructions that had
+   the text anyway is another try of the same task.
 5. *Auxiliary*: a call without tools and with instructions of its own, in an attempt whose agent has tools; it continues
-   no call, and no call continues it or has its answer; and its instructions ask for a title, a summary, a topic or a
-   name, or match an expression that the record of the program names (`leyden.auxiliary`).
+   no call, and no call continues it or has its answer; and its instructions ask for a title, a summary or a name of
+   the conversation, or whether its topic is new, or match an expression that the record of the program names
+   (`leyden.auxiliary`). A call for a short title may have the conversation as its messages.
 
 In an attempt without tools only the first two rules hold. A call is part of the conversation that it continues
 (`merging.continued_call`); what follows a compaction is part of the conversation before it.
@@ -25,12 +29,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Final, Literal, cast, get_args
 
 from leyden._lib.json import Json
-from leyden.adapter.attributes import as_list, parsed
+from leyden.adapter.attributes import as_dict, as_list, parsed
 from leyden.adapter.calls import nearest
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.merging import ComparableCall, continued_call
@@ -44,11 +49,21 @@ ROLES: Final[tuple[CallRole, ...]] = get_args(CallRole)
 TRAINED: Final[tuple[CallRole, ...]] = ("agent",)
 """The roles that are trained on by default."""
 
-_ASKS: Final = re.compile(
-    r"\b(titles?|headline|summar(y|ies|ise|ize|izing|ising)|topic|(short|concise|descriptive) name|branch name|name for)\b",
-    re.IGNORECASE,
+_WHAT = r"\b(conversation|session|chat|thread|coding task|development task)s?\b"
+_TITLE: Final = re.compile(
+    r"\btitle generator\b|\bnew (conversation )?topic\b|\bbranch name\b"
+    rf"|\b(titles?|headline|(short|concise|descriptive|session) name|name for)\b.{{0,80}}{_WHAT}"
+    rf"|{_WHAT}.{{0,80}}\b(titles?|headline|(short|concise|descriptive|session) name)\b",
+    re.IGNORECASE | re.DOTALL,
 )
-"""What the instructions of an auxiliary call ask for."""
+"""What the instructions of a call for a title ask for. The title of an article, or the topic of a question, may be the
+agent's task."""
+_ASKS: Final = re.compile(rf"\bsummar(y|ies|ise|ize|izing|ising)\b.{{0,40}}{_WHAT}", re.IGNORECASE | re.DOTALL)
+"""What the instructions of another auxiliary call ask for."""
+_SUMS_UP: Final = re.compile(r"summar|compact|compress|condens|hand-?off|checkpoint|snapshot|recap", re.IGNORECASE)
+"""What a compaction is asked for."""
+_LONGEST_TITLE = 200
+"""Characters of an answer that may be a title."""
 _MIN_PASSED = 8
 """Characters of a tool call's argument that show that a prompt comes from it."""
 _MIN_QUOTED = 12
@@ -137,16 +152,20 @@ class _Call:
     parent: str | None = None
     doubt: str | None = None
     followers: list[_Call] = field(default_factory=list["_Call"])
+    made: list[_ToolCall] = field(default_factory=list["_ToolCall"])
+    """The tool calls of its answer."""
+    opening: str = ""
+    """The text with which the prompt begins: all messages before the model's first one."""
+    prompted: str = ""
+    """The text of the messages that neither the model nor a tool wrote."""
+    _results: list[tuple[str, str]] | None = None
 
     @property
-    def opening(self) -> str:
-        """The text with which the prompt begins: all messages before the model's first one."""
-        texts: list[str] = []
-        for message in self.view.input_messages:
-            if message.get("role") in ("assistant", "tool"):
-                break
-            texts.append(message_text(message.get("content")))
-        return "\n".join(texts)
+    def results(self) -> list[tuple[str, str]]:
+        """The tool calls of its prompt that were answered, each as its key with the text of the result."""
+        if self._results is None:
+            self._results = _tool_results(self.view.input_messages)
+        return self._results
 
     @property
     def start(self) -> float:
@@ -155,6 +174,14 @@ class _Call:
     @property
     def end(self) -> float:
         return self.view.span.end_time or self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolCall:
+    key: str
+    """Its function's name and arguments."""
+    texts: list[str]
+    """The texts in its arguments."""
 
 
 class _Threads:
@@ -178,6 +205,9 @@ class _Threads:
                 instructions=_texts(system),
                 asked=_texts(others),
                 answer=message_text((view.output_messages or [{}])[0].get("content")).strip(),
+                opening=_opening(view.input_messages),
+                prompted=_texts([message for message in view.input_messages if message.get("role") not in _WRITTEN]),
+                made=[_tool_call(each) for each in as_list((view.output_messages or [{}])[0].get("tool_calls"))],
                 tools=json.dumps(view.tools, sort_keys=True),
                 thread=index,
             )
@@ -195,8 +225,8 @@ class _Threads:
         patterns = [
             pattern
             for span in spans
-            for pattern in as_list(span.attributes.get(semconv.AUXILIARY))
-            if isinstance(pattern, str)
+            for text in as_list(span.attributes.get(semconv.AUXILIARY))
+            if isinstance(text, str) and (pattern := _compiled(text)) is not None
         ]
         self._find_auxiliary(patterns)
         subagents = {call.thread for call in self.calls if call.role == "subagent"}
@@ -247,17 +277,21 @@ class _Threads:
         return False
 
     def _find_compactions(self) -> None:
+        own = {call.instructions for call in self.calls if call.view.tools}
         for call in self.calls:
             body = _summary(call.answer)
-            if len(body) < _MIN_SUMMARY or call.view.output_messages[0].get("tool_calls"):
+            if len(body) < _MIN_SUMMARY or call.made or not _is_asked_to_sum_up(call, own):
                 continue
-            before = call.continues or next(
-                (each for each in reversed(self.calls[: call.index]) if each.answer and each.answer in call.asked), None
-            )
+            before = call.continues
+            for each in reversed(self.calls[: call.index]) if before is None else ():
+                said = _summary(each.answer)
+                if len(said) >= _MIN_QUOTED and said in call.asked:
+                    before = each
+                    break
             if before is None:
                 continue
             for later in self.calls[call.index + 1 :]:
-                goes_on = later.instructions == before.instructions and later.tools == before.tools
+                goes_on = later.instructions == before.instructions or later.tools == before.tools != _NO_TOOLS
                 if goes_on and not later.compared.extends(call.compared) and body in later.opening:
                     call.role, call.parent = "compaction", before.view.span.span_id
                     old = later.thread
@@ -274,44 +308,72 @@ class _Threads:
                 by_thread.setdefault(call.thread, []).append(call)
         for thread in by_thread.values():
             first, last = thread[0], thread[-1]
-            if not last.answer or first.index == 0:
+            handed: dict[str, _Call] = {}
+            for call in self.calls[: first.index]:
+                if call.thread != first.thread:
+                    handed |= {made.key: call for made in call.made if _is_handed(made, call, first)}
+            answers = [last.answer] if last.answer else [text for made in last.made for text in made.texts]
+            if not handed or not any(answers):
                 continue
-            answered_to = None
-            for later in self.calls[last.index + 1 :]:
-                if later.thread == first.thread:
-                    continue
-                for function, result in _tool_results(later.view.input_messages):
-                    if last.answer != result.strip() and not (
-                        len(last.answer) >= _MIN_PASSED and last.answer in result
-                    ):
-                        continue
-                    caller = _caller(self.calls[: first.index], function, not_in=first.thread)
-                    if caller is None:
-                        continue
-                    texts = _strings(parsed(function.get("arguments")))
-                    if any(len(text) >= _MIN_PASSED and text in first.asked for text in texts):
-                        answered_to = caller
-                        break
-                    first.doubt = (
-                        "its conversation's answer is in a tool's result, and its prompt is not from the tool call"
-                    )
-                if answered_to is not None:
-                    break
-            if answered_to is not None:
-                for call in thread:
-                    call.role, call.parent, call.doubt = "subagent", answered_to.view.span.span_id, None
+            caller = self._answered_to(last, answers, handed)
+            if caller is None:
+                first.doubt = "its prompt is from a tool call, and no result of the tool has its conversation's answer"
+                continue
+            for call in thread:
+                call.role, call.parent, call.doubt = "subagent", caller.view.span.span_id, None
 
-    def _find_auxiliary(self, patterns: Sequence[str]) -> None:
-        own = {call.instructions for call in self.calls if call.view.tools}
-        for call in self.calls:
-            alone = call.continues is None and not call.followers and not self._is_used(call)
-            if call.role != "agent" or call.view.tools or not alone or call.instructions in own:
+    def _answered_to(self, last: _Call, answers: Sequence[str], handed: Mapping[str, _Call]) -> _Call | None:
+        """Return the call that has the answer of a conversation in the result of its tool call, or of a later one.
+
+        last: the conversation's last call.
+        handed: the calls that handed a prompt to the conversation, by the keys of their tool calls.
+        """
+        threads = {caller.thread: caller for caller in handed.values()}
+        forms = {answer: _quoted_forms(answer) for answer in answers}
+        seen: set[tuple[int, str, str]] = set()
+        for later in self.calls[last.index + 1 :]:
+            if later.thread == last.thread or not later.results:
                 continue
-            asks = call.instructions or call.asked
-            if _ASKS.search(asks) or any(re.search(pattern, asks) for pattern in patterns):
+            for key, result in later.results:
+                if (later.thread, key, result) in seen or (key not in handed and later.thread not in threads):
+                    continue
+                seen.add((later.thread, key, result))
+                for answer, quoted in forms.items():
+                    needed = _MIN_PASSED if key in handed else _MIN_QUOTED
+                    is_in = len(answer) >= needed and any(form in result for form in quoted)
+                    if is_in or (key in handed and answer and answer == result.strip()):
+                        return handed.get(key) or threads[later.thread]
+        return None
+
+    def _find_auxiliary(self, patterns: Sequence[re.Pattern[str]]) -> None:
+        own = {call.instructions or call.opening for call in self.calls if call.view.tools}
+        for call in self.calls:
+            asks = call.instructions or call.opening
+            if call.role != "agent" or call.view.tools or call.followers or self._is_used(call) or asks in own:
+                continue
+            if call.continues is not None and call.continues.instructions == call.instructions:
+                continue
+            is_title = len(call.answer) <= _LONGEST_TITLE and _TITLE.search(asks)
+            if (
+                is_title
+                or any(pattern.search(asks) for pattern in patterns)
+                or (call.continues is None and _ASKS.search(asks))
+            ):
                 call.role = "auxiliary"
-            else:
+            elif call.continues is None:
                 call.doubt = "it has no tools, and no later prompt has its answer"
+
+
+_WRITTEN = ("system", "developer", "assistant", "tool")
+_NO_TOOLS = "[]"
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """Return an expression of the record; None if it is none, because a program may write any text there."""
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return None
 
 
 def _texts(messages: Sequence[Json]) -> str:
@@ -324,27 +386,51 @@ def _summary(answer: str) -> str:
     return (tagged[1] if tagged else answer).strip()
 
 
-def _tool_results(messages: Sequence[Json]) -> list[tuple[Json, str]]:
-    """Return the tool calls of a prompt that were answered, each as its function with the text of the result."""
-    asked: dict[str, Json] = {}
-    results: list[tuple[Json, str]] = []
+def _opening(messages: Sequence[Json]) -> str:
+    roles = [message.get("role") for message in messages]
+    return _texts(messages[: next((n for n, role in enumerate(roles) if role in ("assistant", "tool")), len(roles))])
+
+
+def _quoted_forms(answer: str) -> list[str]:
+    """Return an answer as it is, and as a text of JSON and of XML."""
+    texts = (json.dumps(answer)[1:-1], json.dumps(answer, ensure_ascii=False)[1:-1])
+    return list(dict.fromkeys((answer, *texts, escape(answer, quote=False), escape(answer))))
+
+
+def _is_asked_to_sum_up(call: _Call, own: Collection[str]) -> bool:
+    """own: the instructions of the agents, which may name summaries among other things."""
+    asked = message_text((call.view.input_messages or [{}])[-1].get("content"))
+    if call.instructions not in own:
+        asked = f"{call.instructions}\n{asked}"
+    return "<summary>" in call.answer or _SUMS_UP.search(asked) is not None
+
+
+def _is_handed(made: _ToolCall, caller: _Call, first: _Call) -> bool:
+    """Return whether a conversation's first prompt has a text of a tool call's arguments. A text that the caller was
+    asked itself shows nothing about a conversation with the caller's instructions.
+    """
+    alike = first.instructions == caller.instructions
+    prompt = first.prompted if alike else f"{first.instructions}\n{first.prompted}"
+    return any(
+        len(text) >= _MIN_PASSED and text in prompt and not (alike and text in caller.prompted) for text in made.texts
+    )
+
+
+def _tool_call(call: Any) -> _ToolCall:
+    function = as_dict(as_dict(call).get("function"))
+    arguments = arguments_value(function.get("arguments"))
+    return _ToolCall(json.dumps([function.get("name"), arguments], sort_keys=True), _strings(parsed(arguments)))
+
+
+def _tool_results(messages: Sequence[Json]) -> list[tuple[str, str]]:
+    asked: dict[str, Any] = {}
+    results: list[tuple[str, str]] = []
     for message in messages:
-        for call in cast("list[Json]", as_list(message.get("tool_calls"))):
-            asked[str(call.get("id"))] = cast("Json", call.get("function") or {})
+        for call in as_list(message.get("tool_calls")):
+            asked[str(as_dict(call).get("id"))] = call
         if message.get("role") == "tool" and (made := asked.get(str(message.get("tool_call_id")))) is not None:
-            results.append((made, message_text(message.get("content"))))
+            results.append((_tool_call(made).key, message_text(message.get("content"))))
     return results
-
-
-def _caller(before: Sequence[_Call], function: Json, *, not_in: int) -> _Call | None:
-    """Return the latest earlier call of another conversation whose answer makes this tool call."""
-    wanted = function.get("name"), arguments_value(function.get("arguments"))
-    for call in reversed(before):
-        for made in cast("list[Json]", as_list((call.view.output_messages or [{}])[0].get("tool_calls"))):
-            its = cast("Json", made.get("function") or {})
-            if call.thread != not_in and (its.get("name"), arguments_value(its.get("arguments"))) == wanted:
-                return call
-    return None
 
 
 def _strings(value: Any) -> list[str]:

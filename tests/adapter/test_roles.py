@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -219,6 +220,94 @@ def test_compaction_is_an_edge_from_the_turns_to_the_summary_and_to_the_new_cont
     assert trained(TraceToTrajectory(roles=["agent", "compaction"]), attempt.spans) == [100, 101, 102, 103, 104]
 
 
+def test_two_compactions_in_a_row_are_known_though_the_system_prompt_has_the_time_in_it() -> None:
+    def system(time: str) -> dict[str, Any]:
+        return {"role": "system", "content": f"You are a coding agent. It is {time}."}
+
+    def tagged(text: str) -> dict[str, Any]:
+        return said(f"<analysis>Hm.</analysis><summary>{text}</summary>")
+
+    please = {"role": "user", "content": "Fasse zusammen: your task is to create a summary."}
+    attempt = Transcript()
+    turn = [calls("bash", command="ls"), result("parser.py")]
+    attempt.call("agent", [system("9:00"), TASK], turn[0])
+    attempt.call("compaction", [system("9:01"), TASK, *turn, please], tagged(SUMMARY))
+    once = {"role": "user", "content": f"Continue:\n{SUMMARY}"}
+    attempt.call("compaction", [system("9:02"), once, please], tagged(f"Shorter. {SUMMARY[20:]}"))
+    attempt.call("agent", [system("9:03"), {"role": "user", "content": f"Shorter. {SUMMARY[20:]}"}], said("Done."))
+    attempt.check()
+
+
+def test_a_title_call_may_have_the_conversation_as_its_messages_or_its_instructions_as_a_users() -> None:
+    attempt = Transcript()
+    plain = [{"role": "user", "content": "You are a coding agent."}, TASK]
+    title = {"role": "user", "content": "Write a 5-word title for the following conversation:\nFix the failing test"}
+    attempt.call("agent", [SYSTEM, TASK], said("It is fixed: line 12 was wrong."))
+    asked = [TITLE, TASK, said("It is fixed: line 12 was wrong."), {"role": "user", "content": "The title, please."}]
+    attempt.call("auxiliary", asked, said("Parser test repaired"), None)
+    attempt.call("auxiliary", [title], said("Parser repair"), [])
+    attempt.call("agent", plain, said("Nothing else is left to do."))
+    attempt.check()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        'The file says "a < b".\nNothing else.',
+        json.dumps({"output": 'The file says "a < b".\nNothing else.'}),
+        "<result>The file says &quot;a &lt; b&quot;.\nNothing else.</result>",
+    ],
+)
+@pytest.mark.parametrize("in_system", [False, True])
+def test_a_subagents_answer_may_be_wrapped_and_its_prompt_in_a_template(shown: str, in_system: bool) -> None:
+    attempt = Transcript()
+    ask = calls("task", prompt="Read what the file says")
+    text = "Your task:\nRead what the file says\nAnswer briefly."
+    helper = (
+        [{"role": "system", "content": text}, {"role": "user", "content": "Begin."}]
+        if in_system
+        else [{"role": "user", "content": text}]
+    )
+    attempt.call("agent", [SYSTEM, TASK], ask)
+    attempt.call("subagent", helper, said('The file says "a < b".\nNothing else.'))
+    attempt.call("agent", [SYSTEM, TASK, ask, result(shown)], said("Done."))
+    attempt.check()
+
+
+@pytest.mark.parametrize("by_tool", [False, True])
+def test_a_subagent_may_work_in_the_background_and_answer_with_a_tool_call(by_tool: bool) -> None:
+    attempt = Transcript()
+    ask, poll = calls("task", prompt="Read what the file says"), calls("task_output", "c2", task=5)
+    answer = "The file has 4711 lines."
+    attempt.call("agent", [SYSTEM, TASK], ask)
+    attempt.call("agent", [SYSTEM, TASK, ask, result("started as 5")], poll)
+    helper = [{"role": "system", "content": "You help."}, {"role": "user", "content": "Read what the file says"}]
+    attempt.call("subagent", helper, calls("finish", result=answer) if by_tool else said(answer))
+    attempt.call("agent", [SYSTEM, TASK, ask, result("started as 5"), poll, result(answer, "c2")], said("Done."))
+    attempt.check()
+
+
+def test_an_expression_of_the_record_that_is_none_is_left_out() -> None:
+    attempt = Transcript()
+    attempt.call("agent", [SYSTEM, TASK], said("Done."))
+    attempt.spans.append(span("anything", 0.0, 9.0, id=90, **{semconv.AUXILIARY: ["("]}))
+    attempt.check()
+
+
+def test_the_roles_of_300_calls_of_200_messages_take_at_most_four_seconds_of_processor_time() -> None:
+    attempt = Transcript()
+    system = {"role": "system", "content": "You are a coding agent. " * 800}
+    for n in range(300):
+        task = {"role": "user", "content": f"Task {n}: look at the listing"}
+        ask = [calls("task", f"c{k}", prompt=f"Task {n + 1}: look at the listing") for k in range(99)]
+        turns = [each for k in range(99) for each in (ask[k], result(f"{n} {k}" + "x" * 500, f"c{k}"))]
+        attempt.call("agent", [system, task, *turns], {**ask[0], "content": f"An answer, long enough: {n}" + "y" * 40})
+    views = model_calls(attempt.spans)
+    begun = time.process_time()
+    call_roles(views, attempt.spans)
+    assert time.process_time() - begun < 4
+
+
 # ---- agents whose rows stay ----------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "What is the capital of France, in one word?"}
@@ -237,6 +326,11 @@ def ordinary() -> dict[str, Transcript]:
             "best of n",
             "handoff",
             "tools only",
+            "topic router",
+            "report",
+            "query",
+            "phases",
+            "retrieval",
         )
     }
     for text in ("Argue for it.", "Argue against it.", "Summarize the debate."):  # no tools anywhere
@@ -275,6 +369,44 @@ def ordinary() -> dict[str, Transcript]:
     )
     agents["tools only"].call("agent", [SYSTEM, USER], calls("bash", command="x"))
     agents["tools only"].call("agent", [SYSTEM, USER, calls("bash", command="x"), result("x")], said("x"))
+    agents["topic router"].call(
+        "agent",
+        [{"role": "system", "content": "Which topic has the question: maths or history?"}, USER],
+        said("maths"),
+        [],
+    )
+    agents["topic router"].call("agent", [SYSTEM, USER], said("Paris"))
+    agents["report"].call("agent", [SYSTEM, USER], said("Paris is the capital"))
+    agents["report"].call(
+        "agent",
+        [{"role": "system", "content": "Write a summary of the findings, with a title."}, USER],
+        said("# Capital\nIt is Paris."),
+        None,
+    )
+    agents["query"].call(
+        "agent",
+        [{"role": "system", "content": "Summarize the question as a short search query."}, USER],
+        said("capital France"),
+        None,
+    )
+    agents["query"].call(
+        "agent", [SYSTEM, {"role": "user", "content": f"{USER['content']}\nFound: Paris"}], said("Paris")
+    )
+    look = [calls("bash", command="ls"), result("atlas")]
+    plan = "First open the atlas, then find France, and then read the name of its capital."
+    agents["phases"].call("agent", [SYSTEM, USER], look[0])
+    agents["phases"].call("agent", [SYSTEM, USER, *look], said(plan))
+    agents["phases"].call(
+        "agent", [SYSTEM, {"role": "user", "content": f"Carry out this plan:\n{plan}"}], said("Paris")
+    )
+    search = calls("search", query="the capital of France")
+    for n in range(2):
+        agents["retrieval"].call(
+            "agent", [SYSTEM, USER], search if n == 0 else said("Paris, on the Seine"), during=0.1 * n
+        )
+    agents["retrieval"].call(
+        "agent", [SYSTEM, USER, search, result("Paris, on the Seine, is it.")], said("It is Paris.")
+    )
     return agents
 
 
