@@ -17,7 +17,7 @@ from leyden.adapter.calls import nearest
 from leyden.adapter.chat_messages import message_text
 from leyden.adapter.normalise import ModelCallView, read_tool_call
 from leyden.adapter.order import in_order
-from leyden.adapter.roles import TRAINED, chosen_roles
+from leyden.adapter.roles import chosen_roles
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
@@ -41,13 +41,13 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     A call whose messages or answer were not recorded is left out, and so is a replayed call.
     """
 
-    def __init__(self, agent_match: str | None = None, *, roles: Collection[str] = TRAINED) -> None:
+    def __init__(self, agent_match: str | None = None, *, roles: Collection[str] | None = None) -> None:
         """
         agent_match: a regular expression. Only calls of agents whose name contains a match are
             converted. None: all calls.
         roles: the roles of the calls that are converted, as of `TraceToTriplet`.
         """
-        self.agent_match, self.roles = agent_match, chosen_roles(roles)
+        self.agent_match, self.roles = agent_match, chosen_roles(roles, agent_match)
 
     def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
         found = self.every_answer(source)

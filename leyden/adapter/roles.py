@@ -84,8 +84,13 @@ class RoleOfCall:
     """Why another role is possible; None if none is."""
 
 
-def chosen_roles(roles: Collection[str]) -> frozenset[str]:
-    """Return roles as a set. Raise ConfigError for an unknown one."""
+def chosen_roles(roles: Collection[str] | None, agent_match: str | None = None) -> frozenset[str]:
+    """Return roles as a set. Raise ConfigError for an unknown one.
+
+    roles: None for the agent's, and if `agent_match` names the agents, for those that work for another one too.
+    """
+    if roles is None:
+        return frozenset(TRAINED if agent_match is None else (*TRAINED, "subagent"))
     unknown = [roles] if isinstance(roles, str) else [each for each in roles if each not in ROLES]
     if unknown or not roles:
         raise ConfigError(f"roles is {roles!r:.200}; give a list of {', '.join(map(repr, ROLES))}")

@@ -10,7 +10,7 @@ from enum import StrEnum
 from leyden.adapter.calls import model_calls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
-from leyden.adapter.roles import TRAINED, chosen_roles, with_roles
+from leyden.adapter.roles import chosen_roles, with_roles
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, get_reward_value, is_reward_span, semconv
 
@@ -43,7 +43,7 @@ def select_calls(
     llm_call_match: str | None = None,
     exclude_llm_call_in_reward: bool = False,
     repair_hierarchy: bool = False,
-    roles: Collection[str] = TRAINED,
+    roles: Collection[str] | None = None,
 ) -> list[SelectedCall]:
     """Return the successful calls of an attempt that match all conditions, in order.
 
@@ -53,7 +53,7 @@ def select_calls(
     exclude_llm_call_in_reward: leave out calls below a reward (a judge).
     repair_hierarchy: repair `tree` in place. An agent that only the repair finds counts for calls that have none
         without it.
-    roles: the roles (`roles.CallRole`) of the calls that are wanted.
+    roles: the roles (`roles.CallRole`) of the calls that are wanted; None: as of `roles.chosen_roles`.
     """
     trees = [(tree.agents(), tree.within_rewards())]
     if repair_hierarchy:
@@ -61,7 +61,7 @@ def select_calls(
         trees.append((tree.agents(), tree.within_rewards()))
     selected: list[SelectedCall] = []
     calls = model_calls(spans)
-    for call in with_roles(calls, spans, chosen_roles(roles)):
+    for call in with_roles(calls, spans, chosen_roles(roles, agent_match)):
         ids = [span.span_id for span in call.spans]
         # The recorded tree is asked first, then the repaired one.
         agent = next((name for agents, _ in trees for id in ids if (name := agents.get(id)) is not None), None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from leyden.adapter.roles import TRAINED
 from leyden.adapter.token_graph import TokenGraph
 from leyden.adapter.trace_adapter import Adapter, TraceAdapter, log_result
 from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
@@ -62,8 +61,7 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
         triplets: the adapter that chooses the calls. None: the calls that the gateway recorded.
         agent_match: a regular expression, in place of `triplets`. Only calls of agents whose name
             contains a match are trained on; the other agents' messages are context.
-        roles: the roles of the calls that are trained on, as of `TraceToTriplet`, in place of `triplets`. None: the
-            agent's.
+        roles: the roles of the calls that are trained on, as of `TraceToTriplet`, in place of `triplets`.
         Raise ConfigError if `triplets` and another are given.
         """
         if triplets is not None and roles is not None:
@@ -76,8 +74,8 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
                 "use TraceToTrajectory(TracerTraceToTriplet(agent_match=...))"
             )
         if agent_match is not None:
-            triplets = TracerTraceToTriplet(agent_match=agent_match, roles=roles or TRAINED)
-        self._triplets = triplets or LlmProxyTraceToTriplet(roles or TRAINED)
+            triplets = TracerTraceToTriplet(agent_match=agent_match, roles=roles)
+        self._triplets = triplets or LlmProxyTraceToTriplet(roles)
 
     def adapt(self, source: Sequence[Span]) -> list[Trajectory]:
         spans = sorted(source, key=lambda span: span.sequence_id)

@@ -16,7 +16,7 @@ from leyden.adapter.calls import model_calls
 from leyden.adapter.chat_messages import image_urls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
-from leyden.adapter.roles import TRAINED, chosen_roles, with_roles
+from leyden.adapter.roles import chosen_roles, with_roles
 from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewards, select_calls
 from leyden.adapter.trace_adapter import TraceAdapter, log_result
 from leyden.adapter.tree import TraceTree
@@ -45,7 +45,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         agent_match: str | None = None,
         exclude_llm_call_in_reward: bool = True,
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
-        roles: Collection[str] = TRAINED,
+        roles: Collection[str] | None = None,
         _skip_empty_token_spans: bool = False,
     ) -> None:
         """
@@ -58,8 +58,8 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         exclude_llm_call_in_reward: leave out calls below a reward, a judge's for instance.
         reward_match: the rule by which a reward is assigned to a call.
         roles: the roles of the calls that become triplets (`leyden.adapter.roles`): "agent", "subagent", "compaction",
-            "auxiliary", "discarded". By default the agent's; with "subagent" the turns of its subagents get the same
-            reward.
+            "auxiliary", "discarded". With "subagent" the turns of its subagents get the same reward. None: the agent's,
+            and with `agent_match` those of subagents of that name too.
         _skip_empty_token_spans: leave out calls without token ids, and train on the rollout without
             them. Otherwise such a call is a triplet with `refused`.
         """
@@ -68,7 +68,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         self.agent_match = agent_match
         self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
         self.reward_match = RewardMatchPolicy(reward_match)
-        self.roles = chosen_roles(roles)
+        self.roles = chosen_roles(roles, agent_match)
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
@@ -140,7 +140,7 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
     ended when the reward was emitted and has no reward yet. Failed calls (status ERROR) are left out.
     """
 
-    def __init__(self, roles: Collection[str] = TRAINED) -> None:
+    def __init__(self, roles: Collection[str] | None = None) -> None:
         """roles: the roles of the calls that become triplets, as of `TracerTraceToTriplet`."""
         self.roles = chosen_roles(roles)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from leyden.adapter import (
     count_roles,
 )
 from leyden.adapter.calls import model_calls
+from leyden.algorithm.policy_gradient.rollout_reader import RolloutCounts, RolloutReader
 from leyden.errors import ConfigError
 from leyden.types import Span, SpanStatus, TokenRecord, semconv
 from tests.adapter.traces import span
@@ -152,6 +154,28 @@ def test_a_subagent_is_known_by_what_it_was_asked_and_whom_it_answered() -> None
     assert found[1].parent == found[2].parent == attempt.spans[0].span_id
     both = TraceToTriplet(roles=["agent", "subagent"]).adapt(attempt.spans)
     assert len(both) == 4
+
+
+def test_an_agent_that_is_chosen_by_its_name_is_trained_though_it_is_another_ones_tool() -> None:
+    attempt = Transcript()
+    ask = calls("task", prompt="Find where tokens are split")
+    helper = [{"role": "system", "content": "You search."}, {"role": "user", "content": "Find where tokens are split"}]
+    attempt.call("agent", [SYSTEM, TASK], ask)
+    attempt.call("subagent", helper, said("In line 12 of parser.py."), **{"gen_ai.agent.name": "searcher"})
+    attempt.call("agent", [SYSTEM, TASK, ask, result("In line 12 of parser.py.")], said("Done."))
+    attempt.check()
+    assert [each.response.token_ids for each in TraceToTriplet(agent_match="searcher").adapt(attempt.spans)] == [[101]]
+    assert trained(TraceToTrajectory(agent_match="searcher"), attempt.spans) == [101]
+    assert len(TraceToMessages("searcher").every_answer(attempt.spans)) == 1
+    assert TraceToTriplet(agent_match="searcher", roles=["agent"]).adapt(attempt.spans) == []
+    for adapter, rows, told in (
+        (TraceToTriplet(roles=["agent", "subagent"]), 1, ""),
+        (TraceToTriplet(), 0, "subagents need"),
+    ):
+        counts = RolloutCounts()
+        reader = RolloutReader(adapter, None, None, re.compile("searcher"))
+        assert len(reader.trajectories(attempt.spans, counts)) == rows
+        assert told in "".join(counts.refused_calls)
 
 
 def test_subagents_of_subagents_and_two_beside_each_other() -> None:
@@ -426,3 +450,5 @@ def test_roles_that_are_none_are_refused() -> None:
             TraceToTriplet(roles=roles)
     with pytest.raises(ConfigError, match="roles"):
         TraceToTrajectory(TraceToTriplet(), roles=["agent"])
+    with pytest.raises(ConfigError, match="give a list of"):
+        TraceToTrajectory(roles=[])

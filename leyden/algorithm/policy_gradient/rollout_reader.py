@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.adapter import (
+    ROLES,
     SplitTurn,
     TraceAdapter,
     TraceTree,
@@ -116,12 +117,19 @@ class RolloutReader:
         if self.agent_match is None or not triplets:
             return triplets
         calls = select_calls(
-            spans, TraceTree.from_spans(spans), agent_match=self.agent_match.pattern, repair_hierarchy=True
+            spans,
+            TraceTree.from_spans(spans),
+            agent_match=self.agent_match.pattern,
+            repair_hierarchy=True,
+            roles=ROLES,  # the adapter has chosen among them
         )
         span_ids = {span.span_id for call in calls for span in call.view.spans}
         chosen = [triplet for triplet in triplets if triplet.metadata.get("span_id") in span_ids]
         if not chosen:
-            counts.refused_calls[f"agent_match={self.agent_match.pattern!r} finds no agent's call"] += 1
+            why = "no agent's call"
+            if calls:
+                why = "only calls that the adapter leaves out; subagents need adapter=TraceToTriplet(roles=['agent', 'subagent'])"
+            counts.refused_calls[f"agent_match={self.agent_match.pattern!r} finds {why}"] += 1
         return chosen
 
     def _merged(
