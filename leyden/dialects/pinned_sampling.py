@@ -18,6 +18,8 @@ _NAMES: Final = ("temperature", "top_p", "max_tokens")
 """The parameters that every dialect has."""
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The limit of a response, in the dialects."""
+_SERVERS_LIMITS: Final = ("n_predict", "max_new_tokens")
+"""Names that some servers know besides, and prefer."""
 
 
 def pinned_part(sampling: Mapping[str, Any]) -> str:
@@ -60,9 +62,12 @@ def pin(request: Json, pins: Mapping[str, float], path: str) -> Json:
         }
     pinned |= {name: pins[name] for name in ("temperature", "top_p") if name in pins}
     if (limit := pins.get("max_tokens")) is not None:
-        asked = {name: request[name] for name in _LIMITS if request.get(name) is not None}
-        asked = asked or {"max_output_tokens" if path == "responses" else "max_tokens": limit}
+        asked = {name: request[name] for name in (*_LIMITS, *_SERVERS_LIMITS) if request.get(name) is not None}
+        if asked.keys().isdisjoint(_LIMITS):
+            asked["max_output_tokens" if path == "responses" else "max_tokens"] = limit
         pinned |= {
-            name: min(int(limit), value) if isinstance(value, int) else int(limit) for name, value in asked.items()
+            # to some servers a negative number is no limit
+            name: min(int(limit), value) if isinstance(value, int | float) and value >= 0 else int(limit)
+            for name, value in asked.items()
         }
     return pinned

@@ -520,7 +520,7 @@ def _route_and_pins(rest: str) -> tuple[str, dict[str, float]] | None:
     if first == "v1" and slash:
         return route, {}
     try:
-        pins = read_pinned(first)
+        pins = read_pinned(unquote(first))
     except ValueError as error:
         raise Refusal(404, "route_not_found", f"the address pins sampling that cannot be read: {error}") from error
     return None if pins is None or not route.startswith("v1/") else (route.removeprefix("v1/"), pins)

@@ -716,6 +716,12 @@ TURN = [{"role": "user", "content": "hi"}]
             {"temperature": 0.5, "max_completion_tokens": 8},
         ),
         ("chat/completions", {"messages": TURN, "max_tokens": 3}, {"temperature": 0.5, "max_tokens": 3}),
+        ("chat/completions", {"messages": TURN, "max_tokens": -1}, {"temperature": 0.5, "max_tokens": 8}),
+        (
+            "chat/completions",
+            {"messages": TURN, "n_predict": 900, "max_new_tokens": 3},
+            {"temperature": 0.5, "max_tokens": 8, "n_predict": 8, "max_new_tokens": 3},
+        ),
         ("messages", {"messages": TURN, "max_tokens": 32_000, "top_k": 5}, {"temperature": 0.5, "max_tokens": 8}),
         (
             "responses",
@@ -728,7 +734,7 @@ TURN = [{"role": "user", "content": "hi"}]
 async def test_the_sampling_of_a_program_is_that_of_its_resource(
     store: InMemoryLightningStore, route: str, asked: dict[str, Any], used: dict[str, Any]
 ) -> None:
-    names = ("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens")
+    names = ("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens")
     async with FakeUpstream() as upstream, ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
         for pinned in (True, False):
             llm = proxy.as_resource(sampling_parameters={"temperature": 0.5, "max_tokens": 8, "stop": ["x"]})
@@ -746,6 +752,18 @@ async def test_the_sampling_of_a_program_is_that_of_its_resource(
                 assert call.attributes["gen_ai.request.temperature"] == 0.5
             else:
                 assert sent.get("temperature") == asked.get("temperature")
+
+
+async def test_a_client_may_escape_the_pins_of_its_address(store: InMemoryLightningStore) -> None:
+    async with FakeUpstream() as upstream, ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        started = await store.start_rollout("t")
+        root = proxy.as_resource().get_base_url(started.rollout_id, started.attempt.attempt_id).removesuffix("v1")
+        url = f"{root}sampling%2Ctemperature%3D0.0%2Cmax_tokens%3D8.0/v1/chat/completions"
+        body = json.dumps({"model": "fake", "messages": TURN, "temperature": 1.0, "top_p": 0.5}).encode()
+        sent = urllib.request.Request(url, body, {"content-type": "application/json"})
+        assert (await asyncio.to_thread(urllib.request.urlopen, sent)).status == 200
+        used = upstream.requests[-1]
+        assert (used["temperature"], used["max_tokens"], "top_p" in used) == (0.0, 8, False)
 
 
 async def test_pins_that_cannot_be_read_are_refused(store: InMemoryLightningStore) -> None:
