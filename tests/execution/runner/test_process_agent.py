@@ -9,8 +9,10 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import urllib.error
 import urllib.request
@@ -182,6 +184,48 @@ async def test_a_folder_that_is_not_there_is_named(store: InMemoryLightningStore
     assert "'/no/such/folder', which is no folder" in str(ran.reason)
     with pytest.raises(ConfigError, match="give one of them"):
         ly.ProcessAgent(["true"], folder="/tmp", cwd="/tmp")
+
+
+async def test_links_of_a_folder_lead_to_its_copy_or_to_where_they_led(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    (source / "below").mkdir(parents=True)
+    for file in (source / "own", tmp_path / "outside"):
+        file.write_text(file.name)
+    (source / "below" / "absolute").symlink_to(source / "own")
+    (source / "below" / "relative").symlink_to("../own")
+    (source / "folder").symlink_to(source / "below")
+    (source / "out").symlink_to("../outside")
+    (source / "gone").symlink_to("/no/such/file")
+    os.mkfifo(source / "pipe")
+    (source / "run").write_text("exit 0")
+    (source / "run").chmod(0o750)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(source / "socket"))
+        command = sh("ls; cat below/relative out; readlink gone; test -x run; echo changed > folder/absolute; cat own")
+        ran = await run_one(store, command, folder=source)
+    assert ran.stdout == "below\nfolder\ngone\nout\nown\nrun\nownoutside/no/such/file\nchanged\n", ran.reason
+    assert (source / "own").read_text() == "own"
+
+
+async def test_a_cancelled_attempt_leaves_nothing_of_a_copy_that_was_being_made(
+    store: InMemoryLightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, copies = tmp_path / "source", tmp_path / "copies"
+    for number in range(300):
+        (source / str(number) / "a" / "b").mkdir(parents=True)
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    running = asyncio.ensure_future(run_one(store, ["true"], folder=source))
+    while not list(copies.glob("leyden-*/work/*")):
+        assert not running.done()
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    async with asyncio.timeout(20):
+        while list(copies.glob("leyden-*")):  # noqa: ASYNC110 -- the test looks on from outside
+            await asyncio.sleep(0.01)
 
 
 async def test_a_subclass_makes_the_command_of_each_task(store: InMemoryLightningStore) -> None:

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -151,7 +152,7 @@ class ProcessAgent(LitAgent[Any]):
         try:
             resources = own_resources(resources, rollout, pin_sampling=self.pin_sampling)
             folder.write(task, resources)
-            work = None if self.folder is None else await asyncio.to_thread(self._copied_folder, task, folder.path)
+            work = None if self.folder is None else await self._copied_folder(task, folder.path)
             trace = active_trace("ProcessAgent")
             with trace.operation(semconv.PROCESS) as step, closing(self._reports()) as posted:
                 env = variables(folder, resources, rollout, posted, self.env, sandboxed=self.sandbox is not None)
@@ -186,12 +187,34 @@ class ProcessAgent(LitAgent[Any]):
     def _reports(self) -> AttemptReports:
         return AttemptReports(only_of_models=self.spans == "model", max_spans=self.max_spans)
 
-    def _copied_folder(self, task: Any, directory: Path) -> Path:
-        """Return the attempt's own copy of `folder`. Raise ConfigError if there is no such folder."""
+    async def _copied_folder(self, task: Any, directory: Path) -> Path:
+        """Return the attempt's own copy of `folder`. A cancelled call ends the copying, which would go on in what is
+        deleted. Raise ConfigError if there is no such folder.
+        """
+        unwanted = threading.Event()
+        copy = asyncio.ensure_future(asyncio.to_thread(self._copy_folder, task, directory, unwanted))
+        try:
+            return await asyncio.shield(copy)
+        finally:
+            unwanted.set()
+            await asyncio.wait([copy])
+
+    def _copy_folder(self, task: Any, directory: Path, unwanted: threading.Event) -> Path:
         source = Path(self.folder(task) if callable(self.folder) else cast("str", self.folder)).resolve()
         if not source.is_dir():
             raise ConfigError(f"folder of the program is {str(source)!r}, which is no folder")
-        return Path(shutil.copytree(source, directory / _WORK, symlinks=True))
+        work = directory / _WORK
+
+        def left_out(folder: str, names: Sequence[str]) -> Sequence[str]:
+            return names if unwanted.is_set() else _special_files(folder, names)
+
+        try:
+            shutil.copytree(source, work, symlinks=True, ignore=left_out)
+        except shutil.Error as error:
+            _, _, why = error.args[0][0]
+            raise ConfigError(f"folder of the program {str(source)!r} could not be copied: {why}") from error
+        _keep_links_inside(source, work)
+        return work
 
     def _program(
         self, command: list[str], folder: Folder, work: Path | None, env: Mapping[str, str], urls: Iterable[str]
@@ -326,3 +349,26 @@ def _last_words(output: ProcessOutput) -> str:
     if not lines:
         return ""
     return f"; its stderr ends: {' | '.join(lines)[-_LAST_CHARACTERS:]}"
+
+
+def _special_files(folder: str, names: Sequence[str]) -> list[str]:
+    """Return the sockets, pipes and devices of a folder: a copy of one is none."""
+    paths = [Path(folder, name) for name in names]
+    return [path.name for path in paths if not (path.is_symlink() or path.is_file() or path.is_dir())]
+
+
+def _keep_links_inside(source: Path, copy: Path) -> None:
+    """Let each link of a copied folder lead to where it led: to the copy's own file if that is in the folder, so that a
+    program does not write to the original.
+    """
+    for folder, folders, files in os.walk(copy):
+        for link in (Path(folder, name) for name in (*folders, *files)):
+            if not link.is_symlink():
+                continue
+            original = source / link.relative_to(copy)
+            target = Path(os.path.normpath(original.parent / link.readlink()))
+            is_inside = target.is_relative_to(source)
+            if is_inside == link.readlink().is_absolute():
+                to = os.path.relpath(copy / target.relative_to(source), link.parent) if is_inside else target
+                link.unlink()
+                link.symlink_to(to)
