@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from leyden.adapter.calls import model_calls
-from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.normalise import ModelCallView, read_model_call
 from leyden.adapter.order import in_order
 from leyden.adapter.roles import chosen_roles, with_roles
 from leyden.adapter.tree import TraceTree
@@ -84,8 +85,8 @@ def match_rewards(
 ) -> list[float | None]:
     """Return the reward of each call; None for a call without one.
 
-    Rewards are assigned in the order in which they were emitted. A reward that fits no call is skipped here; it still
-    counts for `find_final_reward`.
+    Rewards are assigned in the order in which they were emitted. A reward that fits no call, or that is linked to a
+    model call that is not one of `calls`, is skipped here; it still counts for `find_final_reward`.
     tree: the tree of the same spans. `FIRST_SIBLING` needs it.
     """
     rewards: list[float | None] = [None] * len(calls)
@@ -100,7 +101,10 @@ def match_rewards(
         own = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
         ended.append(min((span.start_time or 0.0) if span.end_time is None else span.end_time for span in own))
     for span in emitted:
-        index = _linked(calls, span)
+        links = _links(span)
+        index = next((index for index, call in enumerate(calls) if links and _is_linked(links, call.spans)), None)
+        if index is None and links and _is_linked(links, [each for each in spans if read_model_call(each) is not None]):
+            continue  # the reward of a call that was not chosen
         parent = parents.get(span.span_id)
         for earlier in reversed(range(len(calls))) if index is None else ():
             call = calls[earlier]
@@ -114,16 +118,20 @@ def match_rewards(
     return rewards
 
 
-def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
-    """Return the index of the call that a reward is linked to; None if it is linked to none."""
+def _links(reward: Span) -> list[tuple[str, Any]]:
+    """Return what a reward is linked to: pairs of an attribute's name (or span_id) and its value."""
+    found: list[tuple[str, Any]] = []
     for prefix in (semconv.LINK_PREFIX, semconv.AGL_LINK_PREFIX):
         number = 0
         while isinstance(key := reward.attributes.get(f"{prefix}.{number}.key_match"), str):
-            value = reward.attributes.get(f"{prefix}.{number}.value_match")
-            for index, call in enumerate(calls):
-                if any(
-                    (span.span_id if key == "span_id" else span.attributes.get(key)) == value for span in call.spans
-                ):
-                    return index
+            found.append((key, reward.attributes.get(f"{prefix}.{number}.value_match")))
             number += 1
-    return None
+    return found
+
+
+def _is_linked(links: Sequence[tuple[str, Any]], spans: Sequence[Span]) -> bool:
+    return any(
+        (span.span_id if key == "span_id" else span.attributes.get(key)) == value
+        for key, value in links
+        for span in spans
+    )

@@ -21,7 +21,7 @@ from leyden.adapter.calls import model_calls
 from leyden.algorithm.policy_gradient.rollout_reader import RolloutCounts, RolloutReader
 from leyden.errors import ConfigError
 from leyden.types import Span, SpanStatus, TokenRecord, semconv
-from tests.adapter.traces import span
+from tests.adapter.traces import reward, span
 
 SYSTEM = {"role": "system", "content": "You are a coding agent."}
 TASK = {"role": "user", "content": "Fix the failing test in parser.py"}
@@ -154,6 +154,19 @@ def test_a_subagent_is_known_by_what_it_was_asked_and_whom_it_answered() -> None
     assert found[1].parent == found[2].parent == attempt.spans[0].span_id
     both = TraceToTriplet(roles=["agent", "subagent"]).adapt(attempt.spans)
     assert len(both) == 4
+
+
+def test_a_reward_after_the_last_call_is_the_agents_and_one_that_names_a_call_is_no_others() -> None:
+    attempt = Transcript()
+    attempt.call("agent", [SYSTEM, TASK], calls("bash", command="ls"))
+    attempt.call("agent", [SYSTEM, TASK, calls("bash", command="ls"), result("x")], said("It is done."))
+    attempt.call("auxiliary", [TITLE, TASK], said("Fix parser"), None)
+    title = {"leyden.link.0.key_match": "span_id", "leyden.link.0.value_match": attempt.spans[2].span_id}
+    spans = [*attempt.spans, reward(0.25, 8, id=50, **title), reward(1.0, 9, id=51)]
+    for adapter in (TraceToTriplet(), LlmProxyTraceToTriplet()):
+        assert [each.reward for each in adapter.adapt(spans)] == [None, 1.0]
+    every = TraceToTriplet(roles=["agent", "auxiliary"]).adapt(spans)
+    assert [each.reward for each in every] == [None, 1.0, 0.25]
 
 
 def test_an_agent_that_is_chosen_by_its_name_is_trained_though_it_is_another_ones_tool() -> None:
