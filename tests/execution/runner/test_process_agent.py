@@ -31,7 +31,7 @@ from leyden.execution.runner import AttemptRecorder
 from leyden.execution.runner.process import supervisor
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
-from leyden.types import Attempt, RolloutConfig, Span, get_rewards_from_span, is_reward_span, semconv
+from leyden.types import Attempt, RolloutConfig, Span, get_reward_value, get_rewards_from_span, is_reward_span, semconv
 
 ROOT = Path(__file__).parents[3]
 
@@ -433,6 +433,9 @@ spans = [
      "attributes": [{"key": "gen_ai.operation.name", "value": {"stringValue": "execute_tool"}}] if n % 10 == 0 else []}
     for n in range(1, 51)
 ]
+reward = [{"key": "agentlightning.reward.0.name", "value": {"stringValue": "primary"}},
+          {"key": "agentlightning.reward.0.value", "value": {"doubleValue": 0.25}}]
+spans.append({**spans[0], "spanId": "f" * 16, "name": "agentlightning.annotation", "attributes": reward})
 marks = [pair.split("=") for pair in os.environ["OTEL_RESOURCE_ATTRIBUTES"].split(",")]
 resource = {"attributes": [{"key": name, "value": {"stringValue": value}} for name, value in marks]}
 body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]}).encode()
@@ -452,6 +455,7 @@ async def test_of_a_programs_spans_those_that_are_wanted_are_kept_and_the_others
     assert ran.process.attributes[semconv.PROCESS_EXIT_CODE] == 0, ran.process.attributes
     assert sum(span.name == "sql.execute" for span in ran.spans) == kept
     assert ran.process.attributes.get(semconv.SPANS_LEFT_OUT, 0) == 50 - kept
+    assert [get_reward_value(span) for span in ran.spans if span.name == "agentlightning.annotation"] == [0.25]
 
 
 async def test_an_address_answers_only_while_its_attempt_runs(store: InMemoryLightningStore) -> None:

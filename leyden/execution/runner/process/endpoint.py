@@ -22,14 +22,14 @@ from leyden.errors import InvalidEmission
 from leyden.execution.runner.process.reported_reward import FORMS, read_reward
 from leyden.tracing import active_trace
 from leyden.tracing.receiver import Receiver
-from leyden.types import Span, get_rewards_from_span
+from leyden.types import Span, get_rewards_from_span, is_reward_span
 from leyden.types.semconv import PRIMARY_REWARD
 
 _REWARD = "/reward"
 
 
 class _LimitedReceiver(Receiver):
-    """A receiver that keeps no more than a number of spans, and counts the others."""
+    """A receiver that keeps rewards and no more than a number of other spans, and counts those that it leaves out."""
 
     left_out = 0
 
@@ -38,8 +38,13 @@ class _LimitedReceiver(Receiver):
         self._only_of_models, self._room = only_of_models, max_spans
 
     async def add_many_spans(self, spans: Sequence[Span]) -> None:
-        wanted = [span for span in spans if not self._only_of_models or _is_of_models(span)][: self._room]
-        self._room -= len(wanted)
+        wanted: list[Span] = []
+        for span in spans:
+            if is_reward_span(span):
+                wanted.append(span)
+            elif self._room > 0 and (not self._only_of_models or _is_of_models(span)):
+                self._room -= 1
+                wanted.append(span)
         self.left_out += len(spans) - len(wanted)
         await super().add_many_spans(wanted)
 

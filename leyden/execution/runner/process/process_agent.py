@@ -102,7 +102,7 @@ class ProcessAgent(LitAgent[Any]):
             the program that change the distribution are left out.
         spans: which OpenTelemetry spans of the program are kept: "all", or "model" for those of generative models
             (`gen_ai.*`) and Leyden's own. A coding agent may send a thousand of other kinds.
-        max_spans: how many spans of the program are kept; the record counts the others.
+        max_spans: how many spans of the program are kept, besides rewards; the record counts the others.
         memory_bytes: the limit of resident memory of all the program's processes together; a program above it is
             killed. Checked ten times a second, on Linux only.
         output_bytes: how much of standard output, and of standard error, is kept: one half from the head, one from the
