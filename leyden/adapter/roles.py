@@ -30,7 +30,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Final, Literal, cast, get_args
 
@@ -119,14 +119,20 @@ def call_roles(calls: Sequence[ModelCallView], spans: Sequence[Span]) -> list[Ro
         threads = _Threads([calls[index] for index in answered])
         for index, role in zip(answered, threads.roles(spans), strict=True):
             found[index] = role
-    said = {span.span_id: str(role) for span in spans if (role := span.attributes.get(semconv.ROLE)) in ROLES}
+    said = {span.span_id: str(role) for span in spans if (role := span.attributes.get(semconv.ROLE)) is not None}
     if said:
         parents = {span.span_id: span.parent_id for span in spans}
         for index, call in enumerate(calls):
             above = next((each for span in call.spans if (each := nearest(span.span_id, parents, said))), None)
-            if above is not None:
+            if above is None:
+                continue
+            if said[above] in ROLES:
                 role = cast(CallRole, said[above])
                 found[index] = RoleOfCall(role, role)
+            else:
+                found[index] = replace(
+                    found[index], doubt=f"its record says {semconv.ROLE}={said[above]!r:.50}, which is none"
+                )
     return found
 
 

@@ -457,6 +457,14 @@ def test_a_doubt_is_counted() -> None:
     assert count_roles(call_roles(model_calls(attempt.spans), attempt.spans)) == {"agent": 2, "doubtful": 1}
 
 
+def test_a_role_of_the_record_that_is_none_is_a_doubt() -> None:
+    attempt = Transcript()
+    attempt.call("agent", [SYSTEM, TASK], said("Done."), **{semconv.ROLE: "title"})
+    attempt.check()
+    (found,) = call_roles(model_calls(attempt.spans), attempt.spans)
+    assert found.doubt == "its record says leyden.role='title', which is none"
+
+
 def test_roles_that_are_none_are_refused() -> None:
     for roles in (["agents"], [], "agent"):
         with pytest.raises(ConfigError, match="give a list of 'agent', 'subagent'"):
