@@ -49,7 +49,10 @@ ROLES: Final[tuple[CallRole, ...]] = get_args(CallRole)
 TRAINED: Final[tuple[CallRole, ...]] = ("agent",)
 """The roles that are trained on by default."""
 
-_WHAT = r"\b(conversation|session|chat|thread|coding task|development task)s?\b"
+_WHAT = (
+    r"\b(conversation|session|chat|thread|coding task|development task)s?\b"
+    r"(?![ _-]*(apps?|bots?|clients?|servers?|rooms?|pools?|variables?|tokens?|ids?|safety|handling)\b)"
+)
 _TITLE: Final = re.compile(
     r"\btitle generator\b|\bnew (conversation )?topic\b|\bbranch name\b"
     rf"|\b(titles?|headline|(short|concise|descriptive|session) name|name for)\b.{{0,80}}{_WHAT}"

@@ -115,6 +115,10 @@ def test_a_title_call_is_auxiliary_before_beside_and_after_the_agents_first_call
         "Analyze if this message indicates a new conversation topic. Answer with JSON.",
         "Generate a concise, descriptive name for the session.",
         "Write a branch name for this change.",
+        "You will generate a short title based on the first message a user begins a conversation with",
+        "You are coming up with a succinct title for a coding session based on the provided description.",
+        "Please reply with a title for the chat that is 3-4 words in length.",
+        "Generate a short, descriptive title (3-7 words) for a conversation that starts with the following exchange.",
     ],
 )
 def test_a_summary_a_topic_and_a_name_are_auxiliary(instructions: str) -> None:
@@ -413,6 +417,8 @@ def ordinary() -> dict[str, Transcript]:
         [],
     )
     agents["topic router"].call("agent", [SYSTEM, USER], said("Paris"))
+    article = {"role": "system", "content": "Write a catchy title for an article about chat apps and thread pools."}
+    agents["report"].call("agent", [article, USER], said("Chat!"), None)
     agents["report"].call("agent", [SYSTEM, USER], said("Paris is the capital"))
     agents["report"].call(
         "agent",
