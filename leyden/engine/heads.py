@@ -123,6 +123,7 @@ class EmbeddingGradient:
         weight_VE: Tensor = embeddings.weight
         self._is_sparse = (
             weight_VE.requires_grad
+            and weight_VE.is_leaf  # and no sum of other weights, as below an adapter
             and weight_VE.dtype == torch.float32  # narrower numbers would be rounded with each row
             and weight_VE.device.type == "cpu"  # CUDA adds rows in no fixed order
             and len(weight_VE) >= SMALLEST_CHUNKED_VOCABULARY
@@ -147,6 +148,8 @@ class EmbeddingGradient:
 
     def merge(self) -> None:
         """Make the embeddings' gradient whole, after one or several backward passes."""
+        if not self._is_sparse:
+            return
         weight_VE, leaf_VE = self._module.weight, self.head_weight
         by_rows_VE, by_head_VE = weight_VE.grad, None if leaf_VE is None else leaf_VE.grad
         if by_rows_VE is None or by_head_VE is None:

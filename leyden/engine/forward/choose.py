@@ -109,7 +109,8 @@ def _own_logits(model: Any, sequence: list[int], positions: set[int]) -> dict[in
     A model that can is asked for these alone, because a head of 262,144 rows takes most of the time.
     """
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
-    chosen = sorted(positions)
+    if not (chosen := sorted(positions)):
+        return {}
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "logits_to_keep" in inspect.signature(inner.forward).parameters:
         kept = model(input_ids=ids, use_cache=False, logits_to_keep=torch.tensor(chosen, device=ids.device)).logits[0]
