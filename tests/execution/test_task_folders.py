@@ -157,11 +157,15 @@ async def test_variables_reach_their_phase_and_no_other(tmp_path: Path, monkeypa
     monkeypatch.setenv("SECRET_OF_THE_TEST", "s3cret")
     make_task(
         tmp_path / "answer",
-        task__toml='[environment.env]\nALL = "1"\n[verifier.env]\nTOKEN = "${SECRET_OF_THE_TEST}"\nMODE = "${UNSET_HERE:-quick}"\n',
+        task__toml=(
+            '[environment.env]\nALL = "1"\nOPENAI_API_KEY = "theirs"\nLEYDEN_TASK_FILE = "/x"\n'
+            '[verifier.env]\nTOKEN = "${SECRET_OF_THE_TEST}"\nMODE = "${UNSET_HERE:-quick}"\n'
+        ),
         environment___Dockerfile=DOCKERFILE + "ENV IMAGE=2\n",
         tests___test__sh='[ "$TOKEN$MODE$ALL$IMAGE" = s3cretquick12 ] && grep -q "^.12$" answer.txt && echo 1 > /logs/verifier/reward.txt',
     )
-    assert await reward_of(tmp_path, 'echo "x$ALL$IMAGE$TOKEN" > answer.txt') == 1.0
+    line = 'test -z "$OPENAI_API_KEY" && test "$LEYDEN_TASK_FILE" != /x && echo "x$ALL$IMAGE$TOKEN" > answer.txt'
+    assert await reward_of(tmp_path, line) == 1.0, "the attempt's own variables are no task's"
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:

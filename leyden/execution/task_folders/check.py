@@ -68,7 +68,7 @@ async def check_task(task: TaskFolder) -> CheckedTask:
             output = await solved(task, folder)
             for _ in range(REPEATS):
                 found.solution_rewards.append((await tested(task, folder))[semconv.PRIMARY_REWARD])
-    except LeydenError as error:
+    except (LeydenError, OSError) as error:  # OSError: its files went away
         found.causes.append(str(error))
         return found
     found.seconds = (time.monotonic() - began) / (1 + REPEATS)

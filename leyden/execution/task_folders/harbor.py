@@ -124,9 +124,15 @@ class TaskAgent(LitAgent[dict[str, str]]):
         assert sandbox is not None
         program.sandbox = _sandbox(sandbox, task, read={}, write={task.image.workdir: folder / "work"})
         program.cwd, program.folder, program.reward = task.image.workdir, None, _no_reward
-        program.env = {**_variables(task, task.config.agent.env), **program.env}
+        given = _variables(task, task.config.agent.env)
+        program.env = {**{name: given[name] for name in given if not name.startswith(_OF_ATTEMPT)}, **program.env}
         program.memory_bytes = program.memory_bytes or task.memory_bytes
         return program
+
+
+_OF_ATTEMPT = ("OPENAI_", "ANTHROPIC_", "LEYDEN_", "OTEL_")
+"""How the variables begin that the attempt gives a program, and that a task cannot change: else its calls would go
+elsewhere."""
 
 
 def _no_reward(_: ProcessOutput) -> None:
