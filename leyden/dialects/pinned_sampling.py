@@ -1,7 +1,8 @@
 """Sampling that is pinned for an attempt: a program asks for its own, and the gateway uses this in its place.
 
 The pins stand in the attempt's address, `/rollout/{id}/attempt/{id}/sampling,temperature=1.0,max_tokens=256.0/v1`, so
-that they reach every client, in every language, and no gateway has to look them up.
+that they reach every client, in every language, and no gateway has to look them up. The attempt's key ends in
+`;sampling,...`, for a program that leaves the path out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from leyden._lib.json import Json
 from leyden.dialects.sampling import SAMPLING_PARAMETERS, is_neutral
 
 _PREFIX: Final = "sampling,"
+KEY_MARK: Final = f";{_PREFIX}".encode()
+"""Stands between an attempt's key and its pins."""
 _NAMES: Final = ("temperature", "top_p", "max_tokens")
 """The parameters that every dialect has."""
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")

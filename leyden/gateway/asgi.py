@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from leyden._lib.host.http import JSON, Receive, Refusal, Scope, Send, header, read_body, send_reply
 from leyden.dialects import DIALECTS, Dialect, dialect_of_client
+from leyden.dialects.pinned_sampling import KEY_MARK
 from leyden.types import semconv
 
 Headers = list[tuple[bytes, bytes]]
@@ -96,7 +97,17 @@ def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
 
 
 def given_key(scope: Scope) -> bytes:
-    """Return the API key that the client sent, in any dialect's header; empty if it sent none."""
+    """Return the API key that the client sent, in any dialect's header; empty if it sent none. Pins are left out."""
+    return _key_and_pins(scope).partition(KEY_MARK)[0]
+
+
+def pins_of_key(scope: Scope) -> str:
+    """Return what the client's key says of the sampling (`dialects.pinned_sampling`); "" if it says nothing."""
+    _, mark, pins = _key_and_pins(scope).partition(KEY_MARK)
+    return (mark[1:] + pins).decode("latin-1")
+
+
+def _key_and_pins(scope: Scope) -> bytes:
     for name, scheme in _KEY_HEADERS:
         value = header(scope, name)
         if value is not None and value[: len(scheme)].lower() == scheme and (key := value[len(scheme) :].strip()):

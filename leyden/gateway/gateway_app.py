@@ -42,6 +42,7 @@ from leyden.gateway.asgi import (
     attempt_of_headers,
     client_dialect,
     given_key,
+    pins_of_key,
     read_request,
     send_refusal,
     sent_time,
@@ -227,6 +228,7 @@ class GatewayApp:
             # With a token, an attempt's key proves whose call it is, whatever its headers say.
             proven = claim is not None or (self._token is not None and key_of is not None)
             sender = None if proven else attempt_of_headers(scope)
+            pins = pins or _pins(pins_of_key(scope)) or {}
             return await self._call(scope, receive, send, *key, dialect, claim, sender, pins)
         if key is not None and kept:
             return await self._kept_response(
@@ -519,11 +521,15 @@ def _route_and_pins(rest: str) -> tuple[str, dict[str, float]] | None:
     first, slash, route = rest.partition("/")
     if first == "v1" and slash:
         return route, {}
+    pins = _pins(unquote(first))
+    return None if pins is None or not route.startswith("v1/") else (route.removeprefix("v1/"), pins)
+
+
+def _pins(part: str) -> dict[str, float] | None:
     try:
-        pins = read_pinned(unquote(first))
+        return read_pinned(part)
     except ValueError as error:
         raise Refusal(404, "route_not_found", f"the address pins sampling that cannot be read: {error}") from error
-    return None if pins is None or not route.startswith("v1/") else (route.removeprefix("v1/"), pins)
 
 
 def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:

@@ -814,6 +814,24 @@ async def test_a_client_may_escape_the_pins_of_its_address(store: InMemoryLightn
         assert (used["temperature"], used["max_tokens"], "top_p" in used) == (0.0, 8, False)
 
 
+async def test_a_program_that_leaves_the_path_of_its_address_out_is_pinned_by_its_key(
+    store: InMemoryLightningStore,
+) -> None:
+    ask = ASK.replace("{os.environ['OPENAI_BASE_URL']}", "{os.environ['OPENAI_BASE_URL'].partition('/rollout')[0]}/v1")
+    for token in (None, "a;token"):
+        async with (
+            FakeUpstream() as upstream,
+            ly.LLMProxy(model_list=[upstream.llm()], store=store, token=token) as proxy,
+        ):
+            llm = proxy.as_resource(sampling_parameters={"temperature": 0.5, "max_tokens": 8})
+            await store.add_resources({"llm": llm})
+            asked = {"messages": TURN, "temperature": 1.3, "max_tokens": 16_384}
+            ran = await run_one(store, [*python(ask), "chat/completions", json.dumps(asked)])
+            assert ran.stdout == "200\n", ran.process.attributes
+            assert (upstream.requests[-1]["temperature"], upstream.requests[-1]["max_tokens"]) == (0.5, 8)
+            assert [span.name for span in ran.spans].count(semconv.MODEL_CALL) == 1
+
+
 async def test_pins_that_cannot_be_read_are_refused(store: InMemoryLightningStore) -> None:
     async with FakeUpstream() as upstream, ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
         llm = proxy.as_resource()

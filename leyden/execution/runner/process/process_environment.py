@@ -57,7 +57,9 @@ def own_resources(resources: NamedResources, rollout: AttemptedRollout, *, pin_s
         if isinstance(each, ProxyLLM):
             llm = each.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
             part = pinned_part(llm.sampling_parameters) if pin_sampling else ""
-            own[name] = llm.model_copy(update={"endpoint": f"{llm.endpoint.removesuffix('v1')}{part}v1"})
+            key = f"{llm.api_key};{part.removesuffix('/')}" if part and llm.api_key else llm.api_key
+            address = f"{llm.endpoint.removesuffix('v1')}{part}v1"
+            own[name] = llm.model_copy(update={"endpoint": address, "api_key": key})
     return own
 
 
