@@ -118,7 +118,7 @@ GROUPS = [
     Group("long", "dev", 120, together=True),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/training/rng.py", "leyden/rl/")),
 ]
-QUICK = Group("quick", "dev", 12, together=True)
+QUICK = Group("quick", "dev", 16, together=True)
 """The tests that belong to no group."""
 
 
