@@ -8,9 +8,9 @@ doubt. The rules, in order:
 1. The program says it: the nearest span at or above the call with the attribute `leyden.role`.
 2. A call that failed or was cut off is *discarded*. So is one that its client sent again: a later call, sent after it
    had ended, has the same messages, options and tools, and only the later answer comes back in a prompt.
-3. *Compaction*: an answer without tool calls, to the messages of a conversation, that was asked to sum up, and stands
-   at the beginning of a later prompt with the same instructions or tools, which does not continue the conversation
-   itself.
+3. *Compaction*: an answer without tool calls, to the messages of a conversation or to a text of them, that was asked
+   to sum up, and stands at the beginning of a later prompt with the same instructions or tools, which does not continue
+   the conversation itself. With instructions of its own it may be the first of the model's messages there.
 4. *Subagent*: a conversation whose first prompt holds a text of the arguments of a tool call, made before it, and whose
    last answer is in the result of that tool call, or in a later one of the same conversation (a task in the
    background). The conversation that made the tool call is its parent. A conversation with its instructions that had
@@ -61,10 +61,15 @@ _TITLE: Final = re.compile(
 )
 """What the instructions of a call for a title ask for. The title of an article, or the topic of a question, may be the
 agent's task."""
-_ASKS: Final = re.compile(rf"\bsummar(y|ies|ise|ize|izing|ising)\b.{{0,40}}{_WHAT}", re.IGNORECASE | re.DOTALL)
+_ASKS: Final = re.compile(rf"\bsummar(y|ies|i[sz](e|es|ing|ation))\b.{{0,40}}{_WHAT}", re.IGNORECASE | re.DOTALL)
 """What the instructions of another auxiliary call ask for."""
 _SUMS_UP: Final = re.compile(r"summar|compact|compress|condens|hand-?off|checkpoint|snapshot|recap", re.IGNORECASE)
 """What a compaction is asked for."""
+_SUMS_UP_TEXT: Final = re.compile(
+    rf"(summar|compact|compress|condens).{{0,60}}{_WHAT}|{_WHAT}.{{0,60}}(summar|compact|compress|condens)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What one is asked for that has the conversation as a text. A summary of findings may be the agent's task."""
 _LONGEST_TITLE = 200
 """Characters of an answer that may be a title."""
 _MIN_PASSED = 8
@@ -293,20 +298,18 @@ class _Threads:
     def _find_compactions(self) -> None:
         own = {call.instructions for call in self.calls if call.view.tools}
         for call in self.calls:
-            body = _summary(call.answer)
-            if len(body) < _MIN_SUMMARY or call.made or not _is_asked_to_sum_up(call, own):
+            if not call.answer or call.made or not _is_asked_to_sum_up(call, own):
                 continue
             before = call.continues
             for each in reversed(self.calls[: call.index]) if before is None else ():
-                said = _summary(each.answer)
-                if len(said) >= _MIN_QUOTED and said in call.asked:
+                if _is_quoted(each, call.asked) or _has_beginning(call, each):
                     before = each
                     break
             if before is None:
                 continue
             for later in self.calls[call.index + 1 :]:
                 goes_on = later.instructions == before.instructions or later.tools == before.tools != _NO_TOOLS
-                if goes_on and not later.compared.extends(call.compared) and body in later.opening:
+                if goes_on and not later.compared.extends(call.compared) and _begins_with_summary(later, call, own):
                     call.role, call.parent = "compaction", before.view.span.span_id
                     old = later.thread
                     for each in self.calls:
@@ -373,8 +376,8 @@ class _Threads:
                 or any(pattern.search(asks) for pattern in patterns)
                 or (call.continues is None and _ASKS.search(asks))
             ):
-                call.role = "auxiliary"
-            elif call.continues is None:
+                call.role, call.doubt = "auxiliary", None
+            else:
                 call.doubt = "it has no tools, and no later prompt has its answer"
 
 
@@ -416,7 +419,50 @@ def _is_asked_to_sum_up(call: _Call, own: Collection[str]) -> bool:
     asked = message_text((call.view.input_messages or [{}])[-1].get("content"))
     if call.instructions not in own:
         asked = f"{call.instructions}\n{asked}"
+    if call.continues is None and not call.view.tools:
+        return _SUMS_UP_TEXT.search(asked) is not None
     return "<summary>" in call.answer or _SUMS_UP.search(asked) is not None
+
+
+def _is_quoted(earlier: _Call, text: str) -> bool:
+    """Return whether a text has what the model answered: its words, or all arguments of a tool call."""
+    said = _summary(earlier.answer)
+    if len(said) >= _MIN_QUOTED and said in text:
+        return True
+    return any(
+        sum(map(len, made.texts)) >= _MIN_QUOTED
+        and all(any(form in text for form in _quoted_forms(each)) for each in made.texts)
+        for made in earlier.made
+    )
+
+
+def _has_beginning(call: _Call, earlier: _Call) -> bool:
+    """Return whether a call's messages, but for the instructions and what is asked last, are the first ones of an
+    earlier prompt.
+    """
+    mine, others = (
+        [
+            digest
+            for digest, message in zip(each.compared.prompt, each.view.input_messages, strict=True)
+            if message.get("role") not in ("system", "developer")
+        ]
+        for each in (call, earlier)
+    )
+    return 1 < len(mine) <= len(others) + 1 and mine[:-1] == others[: len(mine) - 1]
+
+
+def _begins_with_summary(later: _Call, summed_up: _Call, own: Collection[str]) -> bool:
+    """Return whether a prompt begins with an answer that sums up. Whose instructions are those of an agent may have
+    the answer there because the messages before it were dropped.
+    """
+    body = _summary(summed_up.answer)
+    if len(body) >= _MIN_SUMMARY and body in later.opening:
+        return True
+    first = next(
+        (each for each in later.view.input_messages if each.get("role") in ("assistant", "tool")), cast("Json", {})
+    )
+    is_first = not first.get("tool_calls") and message_text(first.get("content")).strip() == summed_up.answer
+    return is_first and summed_up.instructions not in own
 
 
 def _is_handed(made: _ToolCall, caller: _Call, first: _Call) -> bool:

@@ -241,7 +241,10 @@ def test_compaction_is_an_edge_from_the_turns_to_the_summary_and_to_the_new_cont
     first = calls("bash", command="cat parser.py")
     answer = said(f"<analysis>Hm.</analysis>\n<summary>\n{SUMMARY}\n</summary>" if tags else SUMMARY)
     please = {"role": "user", "content": "Summarize the conversation so far."}
-    whole = {"role": "user", "content": f"Summarize:\n{json.dumps(TASK)}\nparser.py\nI look at the listing first."}
+    whole = {
+        "role": "user",
+        "content": f"Summarize the conversation:\n{json.dumps(TASK)}\nparser.py\nI look at the listing first.",
+    }
     attempt.call("agent", [SYSTEM, TASK], turn[0])
     attempt.call("agent", [SYSTEM, TASK, *turn], {**first, "content": "I look at the listing first."})
     if as_text:
@@ -372,6 +375,12 @@ def ordinary() -> dict[str, Transcript]:
             "query",
             "phases",
             "retrieval",
+            "findings",
+            "answer of findings",
+            "trimmed",
+            "extract",
+            "two in one chat",
+            "committee",
         )
     }
     for text in ("Argue for it.", "Argue against it.", "Summarize the debate."):  # no tools anywhere
@@ -450,6 +459,33 @@ def ordinary() -> dict[str, Transcript]:
     agents["retrieval"].call(
         "agent", [SYSTEM, USER, search, result("Paris, on the Seine, is it.")], said("It is Paris.")
     )
+    found = [calls("search", query="the capital of France"), result("Paris, on the Seine")]
+    summary = "The capital of France is Paris, which lies on the Seine, as two sources say."
+    summarizer = {"role": "system", "content": "You summarize findings. Condense them to one sentence."}
+    report = {"role": "user", "content": f"Write the report from this summary:\n{summary}"}
+    for name, answer in (
+        ("findings", calls("search", query="a second source")),
+        ("answer of findings", said("It is Paris, I think.")),
+    ):
+        whole = f"{USER['content']}\nthe capital of France\na second source\nParis, on the Seine\nIt is Paris, I think."
+        agents[name].call("agent", [SYSTEM, USER], found[0])
+        agents[name].call("agent", [SYSTEM, USER, *found], answer)
+        agents[name].call("agent", [summarizer, {"role": "user", "content": whole}], said(summary), None)
+        agents[name].call("agent", [SYSTEM, report], said("Paris."))
+    please = {"role": "user", "content": "Summarize the conversation, please."}
+    agents["trimmed"].call("agent", [SYSTEM, USER], found[0])
+    agents["trimmed"].call("agent", [SYSTEM, USER, *found], said("It is Paris."))
+    agents["trimmed"].call("agent", [SYSTEM, USER, *found, said("It is Paris."), please], said(summary))
+    agents["trimmed"].call("agent", [SYSTEM, said(summary), {"role": "user", "content": "And Peru?"}], said("Lima."))
+    extract = {"role": "system", "content": "Extract the question from the conversation as JSON."}
+    agents["extract"].call("agent", [extract, USER], said('{"question": "capital of France"}'), None)
+    agents["extract"].call("agent", [SYSTEM, USER], said("Paris"))
+    for text in ("What is the capital of Peru, in one word?", "And of Chile, in one word?"):
+        agents["two in one chat"].call("agent", [SYSTEM, {"role": "user", "content": text}], said("I look it up."))
+    for text in ("the north of the country", "the south of the country"):
+        agents["committee"].call("agent", [{"role": "system", "content": f"You speak for {text}."}, USER], said(text))
+    votes = {"role": "user", "content": "the north of the country\nthe south of the country"}
+    agents["committee"].call("agent", [SYSTEM, votes], said("Paris"))
     return agents
 
 

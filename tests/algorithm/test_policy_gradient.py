@@ -749,3 +749,56 @@ def test_numbers_of_agents_and_callbacks_are_in_the_folder_the_store_and_the_log
         assert [row.metrics["annotation/length"] for row in val] == [3, 3]
         assert "reward/right" not in train[0].metrics
     assert [float(row["mine"]) for row in written if row["mine"]] == [42, 42]
+
+
+def test_the_tokens_of_title_calls_have_a_gradient_of_exactly_zero(tmp_path: Path) -> None:
+    """The policy after a step is the same to the last bit, whether the agent asks for titles or not."""
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% if tools %}{{ tools[0] | tojson }}{% endif %}" + (WEIGHTS / "chat_template.jinja").read_text()
+    )
+    tool: Any = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+
+    def learned(name: str, title: str | None, roles: Sequence[str] | None = None) -> tuple[bytes, dict[str, Any]]:
+        @ly.llm_rollout
+        async def agent(task: int, llm: ly.LLM) -> float:
+            text = (await ask(llm, tools=[tool], seed=None)).choices[0].message.content or ""
+            if title is not None:
+                messages = [{"role": "system", "content": title}, {"role": "user", "content": "guess 0..9"}]
+                titles = client().with_options(base_url=llm.endpoint).chat.completions
+                await titles.create(model=llm.model, max_tokens=4, temperature=1.0, messages=messages)
+            return float(sum(map(ord, text)) % 7)
+
+        rows = Rows()
+        algorithm = ly.GRPO(
+            ly.EmbeddedBackend(
+                WEIGHTS,
+                device="cpu",
+                max_length=256,
+                deterministic=True,
+                chat_template=str(template),
+                tool_parser="hermes",
+            ),
+            writers=[rows],
+            n_steps=1,
+            tasks_per_step=2,
+            rollouts_per_task=3,
+            max_tokens=4,
+        )
+        trainer = ly.Trainer(
+            algorithm=algorithm,
+            adapter=ly.TraceToTriplet(roles=roles),
+            run_dir=tmp_path / name,
+            llm_proxy=ly.LLMProxy(deterministic_seed=5),
+            concurrency=1,
+        )
+        trainer.fit(agent, [1, 2])
+        return (tmp_path / name / "model" / "model.safetensors").read_bytes(), rows.train[0]
+
+    alone, row = learned("alone", None)
+    assert row["grad_norm"] > 0 and "auxiliary_calls" not in row
+    titled, row = learned("titled", "Write a title for this conversation.")
+    assert row["auxiliary_calls"] == 6 and row["auxiliary_tokens"] >= 6
+    assert titled == alone
+    trained, row = learned("trained", "Write a title for this conversation.", ["agent", "auxiliary"])
+    assert row["model_calls"] == 12 and trained != alone

@@ -115,6 +115,7 @@ async def test_a_gateway_without_any_token_obeys_its_own_user_and_no_program_tha
         recorder = pickle.loads(pickle.dumps(FoundGateways(None)))
         recorder.begin_attempt(*ids, {"llm": proxy.as_resource()})
         await recorder.flush(*ids)
+        await recorder._sessions.close()
         with pytest.raises(openai.APIStatusError, match="410"):
             await caller.client.chat.completions.create(model="fake", messages=say("late"))
         await caller.client.close()

@@ -35,6 +35,7 @@ def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: fl
         "refused_calls": counts.refused_calls.total(),
         "model_calls": counts.model_calls,
         **{f"{role}_calls": number for role, number in counts.other_calls.items() if role != "agent"},
+        **{f"{role}_tokens": number for role, number in counts.other_tokens.items()},
         "model_call_seconds": counts.call_seconds / counts.model_calls if counts.model_calls else math.nan,
         "merged_turns": counts.merged_turns / counts.continued_turns if counts.continued_turns else math.nan,
         "response_tokens": counts.response_tokens,

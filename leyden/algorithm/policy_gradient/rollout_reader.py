@@ -48,6 +48,8 @@ class RolloutCounts:
     model_calls: int = 0
     other_calls: Counter[str] = field(default_factory=Counter[str])
     """Calls that are not the agent's, by their roles, and the agent's in doubt."""
+    other_tokens: Counter[str] = field(default_factory=Counter[str])
+    """The tokens that the model wrote in them, by their roles."""
     call_seconds: float = 0.0
     """The sum of the durations of all model calls."""
     response_tokens: int = 0
@@ -96,7 +98,11 @@ class RolloutReader:
             span.end_time - span.start_time for span in calls if span.start_time and span.end_time
         )
         views = model_calls(result.spans)
-        counts.other_calls.update(count_roles(call_roles(views, result.spans)))
+        roles = call_roles(views, result.spans)
+        counts.other_calls.update(count_roles(roles))
+        for view, each in zip(views, roles, strict=True):
+            if each.role != "agent" and view.tokens is not None:
+                counts.other_tokens[each.role] += len(view.tokens.response_ids)
         counts.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
         reward = find_final_reward(result.spans)
         if result.status != "succeeded" or reward is None:
