@@ -109,7 +109,8 @@ async def test_a_gateway_without_any_token_obeys_its_own_user_and_no_program_tha
             headers = {"Authorization": f"Bearer {known_to_all}"}
             async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{root}/control/state") as reply:
                 assert reply.status == 401
-        assert not (await RemoteGateway(proxy.endpoint).state())["paused"]
+        remote = RemoteGateway(proxy.endpoint)
+        assert not (await remote.state())["paused"]
         caller = await new_caller(proxy, store)
         ids = caller.rollout_id, caller.attempt_id
         recorder = pickle.loads(pickle.dumps(FoundGateways(None)))
@@ -121,8 +122,9 @@ async def test_a_gateway_without_any_token_obeys_its_own_user_and_no_program_tha
         await caller.client.close()
         file.chmod(0o644)  # readable by others: no secret
         with pytest.raises(GatewayError, match="own user"):
-            await RemoteGateway(proxy.endpoint).state()
+            await remote.state()
         file.chmod(0o600)
+        await remote._sessions.close()
     assert not secret_files(tmp_path)
 
 
