@@ -20,8 +20,9 @@ doubt. The rules, in order:
    the conversation, or whether its topic is new, or match an expression that the record of the program names
    (`leyden.auxiliary`). A call for a short title may have the conversation as its messages.
 
-In an attempt without tools only the first two rules hold. A call is part of the conversation that it continues
-(`merging.continued_call`); what follows a compaction is part of the conversation before it.
+In an attempt without tools a call has another role only if the program says it, or if it failed. A call is part of the
+conversation that it continues (`merging.continued_call`); what follows a compaction is part of the conversation before
+it.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ _TITLE: Final = re.compile(
     rf"|{_WHAT}.{{0,80}}\b(titles?|headline|(short|concise|descriptive|session) name)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""What the instructions of a call for a title ask for. The title of an article, or the topic of a question, may be the
+"""Words that ask for the title of a conversation. The title of an article, or the topic of a question, may be the
 agent's task."""
 _ASKS: Final = re.compile(rf"\bsummar(y|ies|i[sz](e|es|ing|ation))\b.{{0,40}}{_WHAT}", re.IGNORECASE | re.DOTALL)
-"""What the instructions of another auxiliary call ask for."""
+"""Words that ask for the summary of a conversation."""
 _SUMS_UP: Final = re.compile(r"summar|compact|compress|condens|hand-?off|checkpoint|snapshot|recap", re.IGNORECASE)
-"""What a compaction is asked for."""
+"""Words that ask the model to sum up the messages before them."""
 _SUMS_UP_TEXT: Final = re.compile(
     rf"(summar|compact|compress|condens).{{0,60}}{_WHAT}|{_WHAT}.{{0,60}}(summar|compact|compress|condens)",
     re.IGNORECASE | re.DOTALL,
 )
-"""What one is asked for that has the conversation as a text. A summary of findings may be the agent's task."""
+"""Words that ask to sum up a conversation that is given as a text. A summary of findings may be the agent's task."""
 _LONGEST_TITLE = 200
 """Characters of an answer that may be a title."""
 _MIN_PASSED = 8

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ async def test_a_harness_has_a_home_of_its_own_and_works_in_a_copy_of_the_folder
     program = script(tmp_path / "pi", AGENT)
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "code.py").touch()
-    seen: list[dict[str, object]] = []
+    seen: list[dict[str, Any]] = []
 
     def reward(output: ly.ProcessOutput) -> float:
         seen.append(json.loads(output.stdout))
@@ -87,8 +88,8 @@ async def test_a_harness_has_a_home_of_its_own_and_works_in_a_copy_of_the_folder
     assert [each.status for each in rollouts] == ["succeeded", "succeeded", "failed"]
     assert "neither text nor has a text `instruction`" in str(reasons[-1])
     for found in seen:
-        assert found["arguments"][-5:] == ["-p", "do it", "--no-session", "--thinking", "off"]  # type: ignore[index]
-        assert found["settings"]["baseUrl"] == "http://127.0.0.1:1/v1"  # type: ignore[index]
+        assert found["arguments"][-5:] == ["-p", "do it", "--no-session", "--thinking", "off"]
+        assert found["settings"]["baseUrl"] == "http://127.0.0.1:1/v1"
         assert found["there"] == ["code.py"] and found["stdin"] == "" and found["cwd"] == found["pwd"]
         assert str(found["home"]).endswith("/home") and not os.path.exists(str(found["home"]))  # noqa: ASYNC240, PTH110
     assert seen[0]["home"] != seen[1]["home"]

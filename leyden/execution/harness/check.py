@@ -27,7 +27,7 @@ _LINE = f"echo 42 > {ANSWER}; echo {_WRITTEN}"
 
 @dataclass(slots=True)
 class Checked:
-    """What was recorded of rollouts of a harness."""
+    """The record of a harness's rollouts against a fake model, counted."""
 
     rollouts: int
     wrote: int = 0

@@ -19,7 +19,7 @@ from leyden.execution.runner.process import ProcessAgent
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a program is started with in one attempt."""
+    """The prompt, the model and the private home folder with which a harness's program starts in one attempt."""
 
     prompt: str
     """The task, in words."""
