@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from leyden._lib.extras import lazy_package
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 if TYPE_CHECKING:
     from leyden._lib.host.asgi import ConnectionLimits as ConnectionLimits
     from leyden._lib.logs import configure_logger as configure_logger
