@@ -270,7 +270,9 @@ class KeepsArguments:
 
 def arguments_of(made: object) -> dict[str, Any]:
     """Return the constructor's arguments by name, with defaults; empty for an object that does not remember them."""
-    args, kwargs = getattr(made, "__dict__", {}).get("_arguments", ((), {}))
+    if (remembered := getattr(made, "__dict__", {}).get("_arguments")) is None:
+        return {}
+    args, kwargs = remembered
     try:
         bound = inspect.signature(type(made)).bind(*args, **kwargs)
     except (TypeError, ValueError):  # a constructor without a signature, or a copy made without arguments

@@ -78,6 +78,8 @@ class FitConfig:
     run_dir: Path | None
     name: str | None
     progress: bool
+    not_default: dict[str, Any]
+    """The trainer's options that are not defaults, by dotted path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +468,7 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, Light
         n_runners=strategy.n_runners,
         concurrency=config.runner.concurrency,
         max_rollouts=getattr(config.runner, "max_rollouts", None),
+        trainer_options=config.not_default,
     )
     kind = "fit" if given.algorithm is None else given.algorithm.run_kind
     if remote is not None or (stores.is_given and config.run_dir is None):

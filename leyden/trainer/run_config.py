@@ -8,6 +8,8 @@ from leyden._lib.components import arguments_of
 from leyden.algorithm import Algorithm, Dataset
 from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.training.runs.run_description import (
+    NOT_DEFAULT,
+    changed_options,
     describe,
     describe_dataset,
     describe_model,
@@ -27,14 +29,18 @@ def run_config(
     n_runners: int,
     concurrency: int,
     max_rollouts: int | None,
+    trainer_options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the configuration that a run of `fit` records, as JSON.
 
     It includes digests of the data sets, which take at most about a second each.
+    trainer_options: the trainer's options that are not defaults, by dotted path.
     """
+    described = algorithm_config(algorithm)
     data = {"train": train_dataset, "val": val_dataset}
     return {
-        **algorithm_config(algorithm),
+        **described,
+        NOT_DEFAULT: {**described[NOT_DEFAULT], **trainer_options},
         "data": {name: None if dataset is None else describe_dataset(dataset) for name, dataset in data.items()},
         "strategy": import_path(type(strategy)),
         "strategy_options": _options(strategy),
@@ -58,11 +64,11 @@ def _options(component: object) -> dict[str, Any]:
 
 
 def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:
-    """Return the algorithm's import path and options, its model, and its seed, as JSON. Without an algorithm, or if it
-    has no model or seed, the value is None.
+    """Return the algorithm's import path and options, its options that are not defaults by dotted path, its model, and
+    its seed, as JSON. Without an algorithm, or if it has no model or seed, the value is None.
     """
     if algorithm is None:
-        return {"algorithm": None, "model": None, "seed": None}
+        return {"algorithm": None, "model": None, "seed": None, NOT_DEFAULT: {}}
     if isinstance(algorithm, FunctionalAlgorithm):
         name, options = import_path(algorithm.function), dict[str, Any]()
     else:
@@ -73,4 +79,5 @@ def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:
         "algorithm": {"name": name, "options": describe(options)},
         "model": None if model is None else describe_model(model),
         "seed": describe(seed),
+        NOT_DEFAULT: changed_options(algorithm, "algorithm"),
     }

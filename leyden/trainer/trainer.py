@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from leyden._lib.components import build_component, load_class
+from leyden._lib.components import KeepsArguments, build_component, load_class
 from leyden._lib.logs import setup_logging_if_asked
 from leyden._lib.options import check_flag, check_number, check_several, named_arguments
 from leyden._lib.tracebacks import short_errors
@@ -53,12 +53,17 @@ from leyden.trainer.restarts import check_restarts
 from leyden.trainer.run_store import RunStore
 from leyden.training import Callback, LogWriter
 from leyden.training.runs import RunSummary
+from leyden.training.runs.run_description import changed_options
 from leyden.types import NamedResources, Retention
 
 T = TypeVar("T")
 
 
-class Trainer(TrainerLegacy):
+_NO_SETTINGS = ("algorithm", "dev", "run_dir", "name", "store", "loggers", "progress")
+"""Options that say nothing about how a run trains, or that its configuration has elsewhere."""
+
+
+class Trainer(KeepsArguments, TrainerLegacy):
     """Trains an agent with an algorithm.
 
     A component is an instance, a class, a factory, an import path, a registered name, or a dict of options. A dict of
@@ -297,8 +302,12 @@ class Trainer(TrainerLegacy):
         return exclusively(self, algorithm, self.strategy, self.runner)
 
     def _config(self) -> FitConfig:
-        names = [each.name for each in fields(FitConfig) if each.name != "run_store"]
-        return FitConfig(run_store=self._run_store, **{name: getattr(self, name) for name in names})
+        names = [each.name for each in fields(FitConfig) if each.name not in ("run_store", "not_default")]
+        return FitConfig(
+            run_store=self._run_store,
+            not_default=changed_options(self, "trainer", without=_NO_SETTINGS),
+            **{name: getattr(self, name) for name in names},
+        )
 
     def _begin(self, config: FitConfig, given: FitInput, *, resume: bool, dev: bool) -> Fit:
         fit = Fit(config, given, resume=resume, dev=dev)

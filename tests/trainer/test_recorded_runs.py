@@ -110,7 +110,7 @@ def test_a_baseline_leaves_its_configuration_its_metrics_its_failures_and_its_lo
     assert config["algorithm"]["name"] == "leyden.algorithm.fast.Baseline"
     assert config["algorithm"]["options"]["train_split"] == 0.75
     assert config["data"]["train"]["length"] == 4
-    assert config["argv"]
+    assert config["argv"] and config["command"] and config["cwd"] == str(Path.cwd())
     assert config["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert run.log_path is not None
     lines = run.log_path.read_text().splitlines()
@@ -525,6 +525,13 @@ def test_a_run_records_its_components_with_their_options(tmp_path: Path) -> None
     assert config["adapter"]["options"]["agent_match"] == "writer"
     assert config["adapter"]["options"]["reward_match"] == "first_occurrence"
     assert config["tracer"]["name"].endswith(".OtelTracer")
+    assert config["not_default"] == {
+        "trainer.strategy.type": "shm",
+        "trainer.strategy.n_runners": 2,
+        "trainer.strategy.drain_seconds": 3.0,
+        "trainer.adapter.agent_match": "writer",
+        "trainer.max_rollouts": 5,
+    }
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,14 @@ from leyden.training.runs.folder import MANIFEST, METRICS
 from leyden.training.runs.opening import begin_run
 from leyden.training.runs.recorder import RunRecorder
 from leyden.training.runs.recording import FolderRecorder
-from leyden.training.runs.run_description import describe, describe_model, describe_program, import_path
+from leyden.training.runs.run_description import (
+    NOT_DEFAULT,
+    changed_options,
+    describe,
+    describe_model,
+    describe_program,
+    import_path,
+)
 
 _EXAMPLES = """examples:
   python -m leyden.algorithm.verl data.train_files=train.jsonl data.val_files=val.jsonl
@@ -93,6 +100,7 @@ async def _recorded(algorithm: VERL, folder: Path, store: SqliteLightningStore) 
     config = {
         "algorithm": {"name": import_path(VERL), "options": describe(arguments_of(algorithm))},
         "model": describe_model(algorithm.trained_model()),
+        NOT_DEFAULT: changed_options(algorithm, "algorithm"),
         **describe_program(),
     }
     _, manifest = begin_run(folder, resume=goes_on, config=config)

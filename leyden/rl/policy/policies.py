@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from leyden._lib.components import KeepsArguments
 from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError
 from leyden.rl.batch import Array, Batch, leaves
@@ -34,7 +35,7 @@ class PolicyOutput(NamedTuple):
     """Further values that learning needs, each (n, ...); for example `logp`, the log-probability of the action."""
 
 
-class Policy(NamedOptions, ABC):
+class Policy(NamedOptions, KeepsArguments, ABC):
     """Maps batches of observations to actions, and learns from transitions."""
 
     observation_space: Space

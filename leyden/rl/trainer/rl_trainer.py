@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from leyden._lib.components import accepts
+from leyden._lib.components import KeepsArguments, accepts
 from leyden._lib.host.child import exit_if_starting
 from leyden._lib.options import check_flag, check_number
 from leyden.errors import ConfigError
@@ -45,11 +45,22 @@ from leyden.training.runs.folder import MANIFEST
 from leyden.training.runs.folder_loop import FolderCallback, FolderWriter, recording, showing
 from leyden.training.runs.opening import begin_run
 from leyden.training.runs.recording import FolderRecorder
-from leyden.training.runs.run_description import describe, describe_dataset, describe_program, import_path
+from leyden.training.runs.run_description import (
+    NOT_DEFAULT,
+    changed_options,
+    describe,
+    describe_dataset,
+    describe_program,
+    import_path,
+)
 from leyden.training.train_loop import Flow, keyed
 
+_NO_SETTINGS = ("run_dir", "loggers", "progress")
+"""Options that say nothing about how a run trains."""
+_DATA = ("train_initial_states", "val_initial_states", "test_initial_states")
 
-class Trainer(TrainLoop):
+
+class Trainer(KeepsArguments, TrainLoop):
     """Trains vessels; each `fit` is one run.
 
     max_iters: iterations in all, including those before a resume; None: until a callback stops the run.
@@ -290,6 +301,10 @@ class Trainer(TrainLoop):
             },
             "seed": getattr(vessel, "seed", None),
             "concurrency": self.concurrency,
+            NOT_DEFAULT: {
+                **changed_options(vessel, "vessel", without=_DATA),
+                **changed_options(self, "trainer", without=_NO_SETTINGS),
+            },
             **describe_program(),
         }
 

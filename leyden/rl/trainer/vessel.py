@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
 
+from leyden._lib.components import KeepsArguments
 from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import CheckpointError, ConfigError
 from leyden.rl.buffer import Buffer, ReplayBuffer
@@ -73,7 +74,7 @@ class Iteration:
     """Called with `(done, total, **counts)` to report the progress of the stage."""
 
 
-class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
+class TrainingVesselBase(NamedOptions, KeepsArguments, Generic[InitialStateType]):
     """A policy with everything that it needs to act and to learn.
 
     simulator_fn: makes a simulator from an initial state.

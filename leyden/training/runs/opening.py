@@ -13,6 +13,7 @@ from leyden._lib.atomic import private_directory
 from leyden.errors import ConfigError
 from leyden.training.runs.folder import MANIFEST, RUNS, Manifest, name_of, read_manifest
 from leyden.training.runs.recorded_runs import list_runs
+from leyden.training.runs.run_description import NOT_DEFAULT
 from leyden.types.run_record import RunRecord
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 _SHOWN_CHARACTERS = 80
 _MAY_DIFFER = (
     *("strategy", "strategy_options", "adapter", "tracer", "n_runners", "concurrency", "max_rollouts"),
-    *("versions", "git", "argv", "program", "store"),
+    *("versions", "git", "argv", "program", "command", "cwd", "store", NOT_DEFAULT),
 )
 """Parts of the configuration that may differ from one process of a run to the next without a warning."""
 PAUSED_SECONDS = "paused_seconds"

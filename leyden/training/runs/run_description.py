@@ -7,20 +7,23 @@ passes, or here if every kind of run has it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import hashlib
+import inspect
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pydantic import BaseModel
 
@@ -33,7 +36,7 @@ _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Cred
 _KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
 """Keys whose form shows that they are secret, under any name."""
 _MAX_TEXT = 500
-"""Characters; a longer text is cut."""
+"""Characters; a longer text is cut, and has a digest, so that two of them can be told apart."""
 _MAX_ITEMS = 100
 _MAX_DEPTH = 6
 """Objects that are nested deeper are recorded by the name of their class alone."""
@@ -108,6 +111,84 @@ def describe(value: Any, *, depth: int = 0) -> Any:
     return {"type": import_path(value), **_options(given, depth)} if given else import_path(value)
 
 
+NOT_DEFAULT = "not_default"
+"""The entry of a run's configuration with its options that are not defaults, by dotted path."""
+_REQUIRED: Final = object()
+"""The default of an option that has none."""
+
+
+def changed_options(made: object, section: str, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of a component that differ from the defaults of this version, as JSON by dotted path.
+
+    An option of an option has a path of its own, such as `algorithm.optim.learning_rate`. Nothing is returned for a
+    component that does not remember its arguments.
+    section: the first name of each path.
+    without: names of options to leave out.
+    """
+    changed: dict[str, Any] = {}
+    given = {name: value for name, value in arguments_of(made).items() if name not in without}
+    _add_changed(changed, section, given, _defaults_of(type(made)), 0)
+    return changed
+
+
+def _add_changed(
+    changed: dict[str, Any], path: str, given: Mapping[str, Any], defaults: Mapping[str, Any], depth: int
+) -> None:
+    for name, value in list(given.items())[:_MAX_ITEMS]:
+        default = defaults.get(name, _REQUIRED)
+        if _is_same(value, default):
+            continue
+        parts = None if depth >= _MAX_DEPTH or _is_secret(name) else _parts_of(value)
+        kind = cast("type[Any]", type(value))
+        within = _parts_of(default) if kind is type(default) else None
+        if not parts or (issubclass(kind, Mapping) and within and within.keys() - parts.keys()):
+            changed[f"{path}.{name}"] = _options({name: value}, depth)[name]
+            continue
+        if within is None and not issubclass(kind, Mapping):
+            changed[f"{path}.{name}"] = import_path(kind)
+        _add_changed(changed, f"{path}.{name}", parts, within or _defaults_of(kind), depth + 1)
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    try:
+        return value is default or bool(value == default)
+    except Exception:  # noqa: BLE001 -- arrays compare item by item, and an object may raise anything
+        return False
+
+
+def _parts_of(value: Any) -> dict[str, Any] | None:
+    """Return the options of an option by name; None for a plain value."""
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, BaseModel | Mapping):
+        return {str(name): part for name, part in dict(cast("Mapping[Any, Any]", value)).items()}
+    return arguments_of(value)
+
+
+def _defaults_of(kind: Any) -> dict[str, Any]:
+    """Return the default of each option of a class, those of its base classes included, because a class may pass
+    `**options` on to them.
+    """
+    if issubclass(kind, BaseModel):
+        fields = kind.model_fields.items()
+        return {name: each.get_default(call_default_factory=True) for name, each in fields if not each.is_required()}
+    found: dict[str, Any] = {}
+    if dataclasses.is_dataclass(kind):
+        for each in dataclasses.fields(kind):
+            if each.default_factory is not dataclasses.MISSING:
+                found[each.name] = each.default_factory()
+            elif each.default is not dataclasses.MISSING:
+                found[each.name] = each.default
+        return found
+    for base in kind.__mro__:
+        with contextlib.suppress(ValueError, TypeError):  # a constructor in C may have no signature
+            for each in inspect.signature(base.__init__).parameters.values():
+                found.setdefault(each.name, _REQUIRED if each.default is each.empty else each.default)
+    return found
+
+
 def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for key, value in list(options.items())[:_MAX_ITEMS]:
@@ -127,7 +208,10 @@ def _is_secret(name: str) -> bool:
 
 def _shortened(text: str) -> str:
     text = _KEY.sub(HIDDEN, text.encode("utf-8", "backslashreplace").decode())
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+    if len(text) <= _MAX_TEXT:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{text[: _MAX_TEXT - 21]}... (sha256 {digest})"
 
 
 # ---- models and data -----------------------------------------------------------------------------
@@ -239,9 +323,32 @@ def describe_program() -> dict[str, Any]:
     return {
         "program": None if path is None or "ipykernel" in path else str(Path(path).resolve()),
         "argv": _without_secrets(sys.argv),
+        "command": _without_secrets(sys.orig_argv),
+        "cwd": _working_directory(),
         "versions": _versions(),
         "git": {"commit": _git_commit(), "dirty": None},  # the recorder fills it in; it may take git a while
     }
+
+
+def _working_directory() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was removed
+        return None
+
+
+def command_of(config: Mapping[str, Any]) -> str | None:
+    """Return the command that started a run, ready to paste into a shell. Return None for an interactive session, and
+    for a run of a version that did not record it. Secrets in it are replaced by `***`.
+    """
+    words, folder = config.get("command"), config.get("cwd")
+    if not config.get("program") or not isinstance(words, list) or not words:
+        return None
+    line = [str(word) for word in cast("list[object]", words)]
+    if len(line) > 1 and Path(line[1]).name == "leyden":  # the script that pip has made, run by its interpreter
+        line = ["leyden", *line[2:]]
+    there = f"cd {shlex.quote(folder)} && " if isinstance(folder, str) else ""
+    return there + shlex.join(line)
 
 
 def _without_secrets(argv: Sequence[str]) -> list[str]:

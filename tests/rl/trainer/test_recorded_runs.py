@@ -43,6 +43,9 @@ def test_a_fit_with_a_run_dir_is_a_run_of_kind_rl(tmp_path: Path) -> None:
     assert [(row.stage, row.iteration) for row in run.metrics()] == [("train", 1), ("train", 2), ("val", 2)]
     assert run.record.config["algorithm"]["name"].startswith("leyden.rl.policy")
     assert run.record.config["data"]["train"]["digest"]
+    changed = run.record.config["not_default"]
+    assert changed["trainer.max_iters"] == 2 and changed["vessel.policy.lr"] == 0.003
+    assert not [path for path in changed if path.endswith(("run_dir", "concurrency", "initial_states", "eps_clip"))]
     assert run.summary_metrics().reward is not None
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl", "failures.jsonl", "run.log"}
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from leyden._lib.components import arguments_of
+from leyden._lib.components import KeepsArguments, arguments_of
 from leyden.algorithm import Baseline
 from leyden.cli.demo import WEIGHTS
 from leyden.errors import ConfigError
 from leyden.training.runs.recorded_runs import read_failures, read_rows
 from leyden.training.runs.run_description import (
+    changed_options,
+    command_of,
     describe,
     describe_dataset,
     describe_model,
@@ -70,6 +74,94 @@ def test_an_algorithm_remembers_what_it_was_made_with() -> None:
     assert arguments_of(Mine("sweet", n_epochs=3)) == {"flavour": "sweet", "n_epochs": 3}
     assert arguments_of(Baseline(n_epochs=2))["n_epochs"] == 2
     assert arguments_of(object()) == {}
+
+
+@dataclass
+class Optim:
+    rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    extra: dict[str, int] = field(default_factory=lambda: {"a": 1})
+
+
+class Plain(BaseModel):
+    question: str
+    hint: str = "none"
+
+
+class Engine(KeepsArguments):
+    def __init__(self, model: str, *, rank: int = 8) -> None: ...
+
+
+class Base(KeepsArguments):
+    def __init__(self, *, seed: int = 0, optim: Optim | None = None, **more: Any) -> None: ...
+
+
+HALF = Optim(rate=0.5)
+
+
+class Made(Base):
+    """Passes most of its options on, as algorithms do."""
+
+    def __init__(
+        self, engine: Any = None, *, steps: int = 8, loss: Optim = HALF, api_key: str = "", **options: Any
+    ) -> None:
+        super().__init__(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({}, {}),
+        ({"steps": 8, "seed": 0, "loss": Optim(rate=0.5)}, {}),
+        ({"steps": 9, "seed": 3}, {"a.steps": 9, "a.seed": 3}),
+        ({"loss": Optim()}, {"a.loss.rate": 1e-4}),
+        ({"optim": Optim(rate=3e-4)}, {"a.optim": f"{__name__}.Optim", "a.optim.rate": 3e-4}),
+        ({"optim": Optim()}, {"a.optim": f"{__name__}.Optim"}),
+        ({"optim": Optim(extra={"b": 2})}, {"a.optim": f"{__name__}.Optim", "a.optim.extra": {"b": 2}}),
+        ({"optim": Optim(extra={"a": 1, "b": 2})}, {"a.optim": f"{__name__}.Optim", "a.optim.extra.b": 2}),
+        ({"engine": {"type": "vllm", "model": Path("m")}}, {"a.engine.type": "vllm", "a.engine.model": "m"}),
+        ({"engine": Engine("m", rank=8)}, {"a.engine": f"{__name__}.Engine", "a.engine.model": "m"}),
+        (
+            {"engine": Engine("m", rank=4)},
+            {"a.engine": f"{__name__}.Engine", "a.engine.model": "m", "a.engine.rank": 4},
+        ),
+        ({"engine": Plain(question="x")}, {"a.engine": f"{__name__}.Plain", "a.engine.question": "x"}),
+        ({"engine": Optim}, {"a.engine": f"{__name__}.Optim"}),
+        ({"engine": {}, "more": 1}, {"a.engine": {}, "a.more": 1}),
+        ({"api_key": "hush"}, {"a.api_key": "***"}),
+        ({"engine": np.zeros(3)}, {"a.engine": "numpy.ndarray"}),
+    ],
+)
+def test_the_options_that_are_no_defaults_are_known_by_their_paths(
+    options: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    assert changed_options(Made(**options), "a") == changed
+    json.dumps(changed)
+
+
+def test_of_an_object_that_remembers_nothing_no_option_is_made_up() -> None:
+    assert arguments_of(Path("a")) == arguments_of(3.0) == arguments_of(Endless(3)) == {}
+    assert changed_options(Endless(3), "a") == {}
+
+
+def test_two_long_texts_that_begin_alike_are_told_apart() -> None:
+    one, other = describe("x" * 600), describe("x" * 599 + "y")
+    assert one != other and len(one) == len(other) == 500
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/v/bin/python", "train.py", "--lr", "3e-4"], "cd '/a b' && /v/bin/python train.py --lr 3e-4"),
+        (["/v/bin/python", "-m", "my.train"], "cd '/a b' && /v/bin/python -m my.train"),
+        (["/v/bin/python", "/v/bin/leyden", "eval", "a b:c"], "cd '/a b' && leyden eval 'a b:c'"),
+    ],
+)
+def test_the_command_of_a_run_can_be_pasted(words: list[str], command: str) -> None:
+    config = {"program": "/a b/train.py", "command": words, "cwd": "/a b"}
+    assert command_of(config) == command
+    assert command_of({**config, "program": None}) is None, "an interactive session"
+    assert command_of({"program": "/a b/train.py", "argv": words[1:]}) is None, "a run of an earlier version"
 
 
 @pytest.mark.parametrize(
