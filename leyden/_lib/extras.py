@@ -87,7 +87,7 @@ def lazy_package(
     extra: the extra that its modules need. A name whose module cannot be imported without it raises MissingExtra, which
         names the extra and how to install it.
     """
-    homes = _homes(package)
+    homes = _public_modules(package)
     public = sorted(homes)
 
     def resolve(name: str) -> Any:
@@ -115,7 +115,7 @@ def lazy_package(
     return resolve, lambda: public, public
 
 
-def _homes(package: str) -> dict[str, str]:
+def _public_modules(package: str) -> dict[str, str]:
     """Return the module of each name that a package imports under `if TYPE_CHECKING`. The source comes from the
     package's loader, because it can be in a zip file.
     """

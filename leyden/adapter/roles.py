@@ -453,8 +453,8 @@ def _has_beginning(call: _Call, earlier: _Call) -> bool:
 
 
 def _begins_with_summary(later: _Call, summed_up: _Call, own: Collection[str]) -> bool:
-    """Return whether a prompt begins with an answer that sums up. Whose instructions are those of an agent may have
-    the answer there because the messages before it were dropped.
+    """Return whether a prompt begins with an answer that sums up. Whose instructions are those of an agent may have the
+    answer there because the messages before it were dropped.
     """
     body = _summary(summed_up.answer)
     if len(body) >= _MIN_SUMMARY and body in later.opening:

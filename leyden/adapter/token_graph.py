@@ -3,8 +3,8 @@
 A node is a piece of a prompt, or the tokens that the policy sampled in one call; its context is the path that leads to
 it. Calls whose prompts begin alike share the nodes of that beginning, to the last id. So a conversation of n turns is
 kept once and not n times, a branch begins where the prompts differ, and a rewritten context is a separate branch. A
-response is always a separate node, also beside one with the same ids, because each was sampled. The leaves are the
-ends of the trajectories.
+response is always a separate node, also beside one with the same ids, because each was sampled. The leaves are the ends
+of the trajectories.
 
 The module knows ids, never text.
 """

@@ -262,8 +262,8 @@ def _virtual(id: str, children: Sequence[TraceTree]) -> Span:
 
 
 def _hosts(node: TraceTree) -> list[TraceTree]:
-    """Return the nodes under which `repair_hierarchy` may put a floating span: those with a duration that are neither
-    a model call nor below one.
+    """Return the nodes under which `repair_hierarchy` may put a floating span: those with a duration that are neither a
+    model call nor below one.
     """
     found: list[TraceTree] = []
     waiting = [node]

@@ -40,9 +40,9 @@ def agent_version(agent: LitAgent[Any]) -> str | None:
     directly or not. It covers the values of the module's variables that they use, at the time of the call. Comments and
     formatting do not count.
 
-    None for a function that keeps variables of an enclosing function, an instance with own attributes, a
-    callable object, code that uses a variable of its module whose value is no JSON, pydantic model, regular expression,
-    type or logger, and code whose source cannot be read (a notebook's, for example).
+    None for a function that keeps variables of an enclosing function, an instance with own attributes, a callable
+    object, code that uses a variable of its module whose value is no JSON, pydantic model, regular expression, type or
+    logger, and code whose source cannot be read (a notebook's, for example).
     """
     code = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
     if inspect.isfunction(code):

@@ -255,8 +255,8 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return an attempt that stands for one finished model call that the algorithm made with its own client,
-        past the gateway. Its price is unknown, so it costs `cost_per_attempt`. Pass the attempt to `settle`.
+        """Return an attempt that stands for one finished model call that the algorithm made with its own client, past
+        the gateway. Its price is unknown, so it costs `cost_per_attempt`. Pass the attempt to `settle`.
 
         key: the key of the reservation.
         tokens: the tokens of prompt and response together.

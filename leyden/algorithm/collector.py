@@ -269,7 +269,7 @@ class RolloutCollector:
                     heard_at, silence_seconds = time.monotonic(), _SILENCE_SECONDS
                 elif (seconds := time.monotonic() - heard_at) >= silence_seconds:
                     silence_seconds *= 2
-                    await self._tell(list(waiting), seconds)
+                    await self._log_waiting(list(waiting), seconds)
                 finished.sort(key=lambda rollout: rollout.end_time or 0.0)
                 for start in range(0, len(finished), _READ_TOGETHER):
                     rollouts = finished[start : start + _READ_TOGETHER]
@@ -296,7 +296,7 @@ class RolloutCollector:
         if self._released:
             await self._write_pins()
 
-    async def _tell(self, rollout_ids: Sequence[str], seconds: float) -> None:
+    async def _log_waiting(self, rollout_ids: Sequence[str], seconds: float) -> None:
         shown = await self._store.query_rollouts(rollout_id_in=rollout_ids[:_NAMED])
         rest = len(rollout_ids) - len(shown)
         logger.info(

@@ -68,10 +68,11 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
                 f"no training task was solved with a reward of at least {min_reward:g} by a recorded model call: "
                 "give easier tasks, a lower min_reward, or instructions="
             )
-        chance, texts = random.Random(seed), dict.fromkeys(templates := [first.template, *instructions])
+        rng, texts = random.Random(seed), dict.fromkeys(templates := [first.template, *instructions])
         for number in range(8 * n_candidates if shown else 0):
-            chosen = chance.sample(shown, chance.randint(1, min(n_demonstrations, len(shown))))
+            chosen = rng.sample(shown, rng.randint(1, min(n_demonstrations, len(shown))))
             texts["\n\n".join([*chosen, templates[number % len(templates)]])] = None
+        # Successive halving: each round doubles the validation tasks and keeps the better half of the prompts.
         left, size = list(texts)[:n_candidates], max(1, len(val) // 4)
         while len(left) > 1:
             found = await asyncio.gather(*(scores(text, val[:size]) for text in left))

@@ -25,8 +25,8 @@ _MIN_ROLLOUTS = 8
 _MAX_ROLLOUTS = 32
 """How many rollouts are read for each text of a prompt."""
 _MIN_ROLLOUTS_OF_NEW_TEXT = 4
-"""If this many rollouts lack a new text of a prompt, and most rollouts with another text contain that text, the
-agent ignores the prompt."""
+"""If this many rollouts lack a new text of a prompt, and most rollouts with another text contain that text, the agent
+ignores the prompt."""
 
 
 def fixed_pieces(prompt: PromptTemplate) -> list[str]:

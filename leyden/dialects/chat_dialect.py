@@ -180,9 +180,7 @@ class StreamAssembler:
         return bool(self._choices) and all(choice.get("finish_reason") for choice in self._choices.values())
 
     def feed(self, chunk: Any) -> Json:
-        """Add one chunk, and return it in OpenAI's form. What cannot be read is left out; `reader.problems` says
-        what.
-        """
+        """Add one chunk, and return it in OpenAI's form. `reader.problems` says what cannot be read and is left out."""
         read = self.reader.chunk(chunk)
         if read.get("error"):
             self.error = json.dumps(read["error"], ensure_ascii=False)

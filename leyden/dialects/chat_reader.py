@@ -88,7 +88,7 @@ class StreamedCall:
 
         A piece without a name continues. One with a name begins another call if its id differs, or if the arguments so
         far are complete. Some servers repeat the name in each piece, some with a new id each time, and others send the
-        name itself in pieces.
+        name itself in pieces. `has_index`: whether the piece names the call by its index.
         """
         if not name or not self.name:
             return False

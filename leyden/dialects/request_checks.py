@@ -1,8 +1,8 @@
 """Check a request before any model sees it: its JSON, and the types of its fields.
 
-A server would reject a malformed request with another error, or read it differently than the gateway's record
-says. Each dialect has a table of the fields that its API defines, with the JSON types that they take; null is the same
-as leaving a field out. The server checks all other fields, and the values themselves.
+A server would reject a malformed request with another error, or read it differently than the gateway's record says.
+Each dialect has a table of the fields that its API defines, with the JSON types that they take; null is the same as
+leaving a field out. The server checks all other fields, and the values themselves.
 """
 
 from __future__ import annotations

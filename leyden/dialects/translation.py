@@ -223,7 +223,7 @@ class TranslatedStream:
         if not data:
             return event if self._events is None else b""
         if self._events is None:
-            return self._as_it_came(event, data)
+            return self._untranslated(event, data)
         shown: list[bytes] = []
         for read in self._read(data):
             if read.get("error"):
@@ -272,7 +272,7 @@ class TranslatedStream:
             return b""
         return b"".join([*self._translate(events, self._in_order.end()), *_translated(lambda _: events.end(), {})])
 
-    def _as_it_came(self, event: bytes, data: bytes) -> bytes:
+    def _untranslated(self, event: bytes, data: bytes) -> bytes:
         """Return an event that needs no translation, without the hidden fields; b"" if nothing is left. Add the event
         to the record's answer.
         """

@@ -72,12 +72,12 @@ class Chat:
                 ", ".join(f"{text!r} ({token})" for token, text in self._ends.items()) or "no token",
             )
 
-        if untold := self._untold():
+        if left_out := self._left_out():
             logger.warning(
                 "the chat template of the model %r writes the names of tools, and leaves out: %s. The model does not see them; "
                 "save the tokenizer with a template that renders the whole function",
                 model,
-                ", ".join(untold),
+                ", ".join(left_out),
             )
 
     def prompt(self, request: ChatRequest) -> Prompt:
@@ -210,7 +210,7 @@ class Chat:
             )
         return found
 
-    def _untold(self) -> list[str]:
+    def _left_out(self) -> list[str]:
         """Return what the template leaves out of tools whose names it writes. A template without tools leaves out
         nothing here, because requests with tools are refused.
         """

@@ -58,7 +58,7 @@ def write_arguments(arguments: Mapping[str, Any]) -> bytes:
     made absolute.
     """
     return to_json(
-        {name: _wired(value) for name, value in arguments.items()},
+        {name: _wire_form(value) for name, value in arguments.items()},
         inf_nan_mode="constants",
         fallback=lambda value: value.tolist() if hasattr(value, "tolist") else list(value),
     )
@@ -165,7 +165,7 @@ def _answer_of(returned: Any) -> type[BaseModel]:
     return create_model("Answer", ok=(returned, None), error=(dict[str, str] | None, None))
 
 
-def _wired(argument: Any) -> Any:
+def _wire_form(argument: Any) -> Any:
     if isinstance(argument, Loss):
         name, module = importable_loss(argument)
         return {"name": name, "constants": argument, "module": module}

@@ -145,7 +145,7 @@ def _tool(item: Any, where: str) -> Json:
     if not (description is None or isinstance(description, str)):
         raise _wrong(f"{where}.function.description", "a string", description)
     if function.get("parameters") is not None:
-        _object(function["parameters"], f"{where}.function.parameters")
+        _object(function["parameters"], f"{where}.function.parameters")  # raises if it is none
     # One order, so that one tool has one rendering.
     known = {field: function[field] for field in _OF_FUNCTIONS if function.get(field) is not None}
     others = {field: value for field, value in function.items() if field not in (*_OF_FUNCTIONS, *_NOT_FOR_TEMPLATES)}

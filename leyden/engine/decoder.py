@@ -219,8 +219,8 @@ class Decoder:
 
     @staticmethod
     def n_slots(max_batch_rows: int, deterministic: bool) -> int:
-        """Return the number of cache rows: twice the batch, so that the cache keeps conversations that are between two
-        turns.
+        """Return the number of cache rows: one if deterministic, else twice the batch, for conversations that wait for
+        their next turn.
         """
         return 1 if deterministic else 2 * max_batch_rows
 

@@ -141,9 +141,9 @@ class EmbeddedBackend(PolicyBackend):
             and each must have a seed. Without it, other rows in the batch change the last bits of a probability, so a
             seed gives equal responses only up to rounding.
         seed: the seed of the sampler, for requests without a seed.
-        threads: torch's threads, for decoding and for training each. "auto" takes one for a model of less than 16
-            million parameters, else all cores, or all but one if there are at least four. None leaves torch's default.
-            `statistics().extra["threads"]` has the number.
+        threads: torch's threads, for decoding and for training each. "auto" takes one on a GPU and for a model of less
+            than 16 million parameters, else all cores, or all but one if there are at least four. None leaves torch's
+            default. `statistics().extra["threads"]` has the number.
         tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the first that can read
             the calls that the chat template writes.
         chat_template: "chatml", "gemma", or a file with a Jinja template, in place of the tokenizer's own, which None
@@ -180,7 +180,7 @@ class EmbeddedBackend(PolicyBackend):
         self.model_name = model_name
         self._tool_parser = tool_parser
         if chat_template is not None:
-            chat_template_text(chat_template)
+            chat_template_text(chat_template)  # raises ConfigError if it cannot be read
         self._chat_template = chat_template
         self._source = (model, tokenizer, device, dtype)
         self._max_batch_rows = max_batch_rows

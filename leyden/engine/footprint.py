@@ -110,6 +110,7 @@ def check_room(
 
     backends: the options of the trained backend, then those of others, such as a reference.
     directory: the run's folder.
+    resume: whether the run continues an earlier one, whose files are there already.
     n_checkpoints: how many checkpoints are kept.
     Raise ConfigError if the weights, gradients and moments do not fit into the machine's memory, or one checkpoint and
     the model of a new run into the free space of the disk.

@@ -68,9 +68,7 @@ class Visitor:
 
 
 class IsolatedBackend(PolicyBackend):
-    """An `EmbeddedBackend` in a child process. The child ends when this process does, also if this process is
-    killed.
-    """
+    """An `EmbeddedBackend` in a child process. The child ends when this process does, also if that is killed."""
 
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
         """model: a folder or a hub name; an object cannot be sent to another process.

@@ -22,8 +22,8 @@ _BLOCK: Final = 128
 _SMALLEST_IN_BLOCKS: Final = 4096
 """The smallest vocabulary that is divided into blocks."""
 _MOST_AT_ONCE: Final = 2**21
-"""The number of logits that a CPU draws from at once. It takes three times as long for each of 8 million, because the
-C library returns memory of that size to the system, and the next softmax has to fault it in again."""
+"""The number of logits that a CPU draws from at once. It takes three times as long for each of 8 million, because the C
+library returns memory of that size to the system, and the next softmax has to fault it in again."""
 _BELOW_1: Final = 1 - 2**-53
 """The largest number below 1."""
 

@@ -351,7 +351,7 @@ class _Schema:
         if not isinstance(schema, dict):
             return schema
         combined = combined or pointer in self._combined
-        given = self._of_2020(cast(Json, schema), where)
+        given = self._to_draft_2020(cast(Json, schema), where)
         reference = given.get("$ref")
         if isinstance(reference, str) and reference in self._references - self._ending:
             raise cannot_be_held(f"{where}: $ref", f"no value of {reference!r} ends, because each holds another")
@@ -386,7 +386,7 @@ class _Schema:
             found["anyOf"] = found.pop("oneOf")
         return found
 
-    def _of_2020(self, schema: Json, where: str) -> Json:
+    def _to_draft_2020(self, schema: Json, where: str) -> Json:
         """Return a schema with the keywords of draft 2020-12 and without annotations. Raise Refusal for a keyword that
         cannot be held.
         """
@@ -517,7 +517,7 @@ def _types(schema: Json) -> set[str]:
 
 
 def _combines(schema: Json) -> bool:
-    """Return whether a schema and the schemas in place below it describe one value together."""
+    """Return whether a schema and others, by `allOf`, `anyOf`, `oneOf` or `$ref`, describe one value together."""
     places = [name for name in (*_IN_PLACE, "$ref") if name in schema]
     parts: Any = schema.get("allOf")
     several = isinstance(parts, list) and len(cast(list[Any], parts)) > 1
@@ -541,7 +541,7 @@ def _is_closed(schema: Any) -> bool:
 
 
 def _adds_nothing(part: Any, names: Json) -> bool:
-    """Return whether a schema in place names no property beyond `names`."""
+    """Return whether a part of `allOf`, `anyOf` or `oneOf` names no property beyond `names`, the whole schema's."""
     if not isinstance(part, dict):
         return True
     given = cast(Json, part)

@@ -112,7 +112,7 @@ class Turns:
         if before in self._turns:
             self._turns.move_to_end(before, last=False)
         token_ids = array("i", [*prompt_ids, *response_ids])
-        turn = Turn(len(prompt), _digest(prompt), _meaning(*answer), token_ids, end)
+        turn = Turn(len(prompt), _digest(prompt), _canonical(*answer), token_ids, end)
         if (earlier := self._turns.pop(key, None)) is not None:
             self._n_tokens -= len(earlier.token_ids)
         self._turns[key] = turn
@@ -151,11 +151,11 @@ class Turns:
         if turn.end not in ("", end):
             return None
         if isinstance(key, bytes):
-            meaning = _meaning(written, [])
+            meaning = _canonical(written, [])
         elif any(call_id in written for call_id in key):
             return None
         else:
-            meaning = _meaning(*read(written))
+            meaning = _canonical(*read(written))
         return at + len(turn.end) if meaning == turn.meaning else None
 
 
@@ -163,7 +163,7 @@ def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _meaning(content: str, calls: Sequence[ToolCall]) -> str:
+def _canonical(content: str, calls: Sequence[ToolCall]) -> str:
     """Return the content and the calls in a form that does not depend on how they are written. White space within the
     content of a turn with calls does not count, because templates put calls apart from it in their own way.
     """

@@ -75,10 +75,10 @@ class Residence:
         """Start the coroutine, in the loop's thread. Its tasks find this residence in their context."""
         _RESIDENCE.set(self)
         self._work = asyncio.get_running_loop().create_task(work)
-        seen_out = asyncio.get_running_loop().create_task(self._see_out(self._work))
-        seen_out.add_done_callback(lambda _: self._settle())
+        finished = asyncio.get_running_loop().create_task(self._finish_work(self._work))
+        finished.add_done_callback(lambda _: self._settle())
 
-    async def _see_out(self, work: asyncio.Task[None]) -> None:
+    async def _finish_work(self, work: asyncio.Task[None]) -> None:
         """Wait for the coroutine, then cancel the tasks that its agents left behind."""
         await asyncio.wait({work})
         left = {task for task in self._tasks if not task.done()} - {asyncio.current_task()}
@@ -95,7 +95,9 @@ class Residence:
         assert work is not None
         if self._ended.done():
             return  # abandoned
-        if not work.done() or work.cancelled():  # not done: a second Ctrl-C cancelled `_see_out` before the work ended
+        if (
+            not work.done() or work.cancelled()
+        ):  # not done: a second Ctrl-C cancelled `_finish_work` before the work ended
             self._ended.cancel()
         elif error := work.exception():
             self._ended.set_exception(error)

@@ -85,7 +85,7 @@ def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
         parts = (
             (part, value)
             for part, value in _parts(thing)
-            if id(value) not in seen and not _travels(value, main_by_name)
+            if id(value) not in seen and not _is_picklable(value, main_by_name)
         )
         part, value = next(parts, ("", None))
         if not part:
@@ -107,7 +107,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from cast(dict[str, Any], vars(thing)).items()
 
 
-def _travels(thing: Any, main_by_name: bool) -> bool:
+def _is_picklable(thing: Any, main_by_name: bool) -> bool:
     try:
         _dumps(thing, main_by_name)
     except Exception:  # noqa: BLE001 -- any error means that it cannot be pickled

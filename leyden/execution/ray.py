@@ -229,8 +229,8 @@ class RunnerActor:
             self._end(f"was lost: {_main_sentence(error)}")
 
     async def _find_place(self) -> None:
-        """Wait until the actor has a place in the cluster, with a warning after some seconds. Raise TimeoutError, with
-        a phrase for an `Ending`, if no actor at all has a place after `placement_seconds`.
+        """Wait until the actor has a place in the cluster, and log a warning after some seconds. Raise TimeoutError if
+        no actor of the crew has a place after `placement_seconds`.
         """
         strategy, cluster = self._crew.strategy, self._crew.cluster
         finding = asyncio.ensure_future(self._crew.fresh_process(self._actor))

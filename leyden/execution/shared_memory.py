@@ -1,8 +1,8 @@
 """`shm`: everything in one process.
 
 The algorithm runs on the caller's loop, all runners on the agents' loop (`agent_loop.py`). The runners share one loop,
-so that a client made at module level works for every one of them. The loop has its own thread, so that an
-algorithm that computes does not stop the runners. `main_thread="runner"` exchanges the two sides.
+so that a client made at module level works for every one of them. The loop has its own thread, so that an algorithm
+that computes does not stop the runners. `main_thread="runner"` exchanges the two sides.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     n_runners: the number of runners, each with its own `concurrency`.
     main_thread: the side that runs on the thread and the event loop that start the run, which is the main thread for a
         script's `fit`. `algorithm`: the algorithm; the runners share a loop in another thread, the same for every run
-        of the process. `runner`: the runners with their async agents; the algorithm has its own thread and loop.
-        Sync agents have a thread each in both cases (`Trainer.dev` calls them on the thread that called it).
+        of the process. `runner`: the runners with their async agents; the algorithm has its own thread and loop. Sync
+        agents have a thread each in both cases (`Trainer.dev` calls them on the thread that called it).
     managed_store: True: a store that is not safe for threads (`capabilities["thread_safe"]`) runs on one loop, to which
         other threads send their calls; a safe one, as Leyden's own are, is used as it is. False: any store is used as
         it is. None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.

@@ -269,9 +269,7 @@ class Attempts:
                 live.check_again_at = 0.0  # the next call asks the store again
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
-        """Look up in the store whether the attempt may call models. Raise Refusal if it is unknown (404) or over
-        (410).
-        """
+        """Check in the store that the attempt may call models. Raise Refusal if it is unknown (404) or over (410)."""
         rollout_id, attempt_id = key
         try:
             with _looking_up(key):
@@ -315,9 +313,7 @@ class Attempts:
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
 
     async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
-        """Return the attempt with this id. Raise UnknownAttempt for "latest", because a record needs one fixed
-        attempt.
-        """
+        """Return the attempt with this id. Raise UnknownAttempt for "latest", as a record needs a fixed attempt."""
         attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
         if attempt.attempt_id != attempt_id:
             raise UnknownAttempt(f"{attempt_id!r} is not an id; the latest attempt is {attempt.attempt_id!r}")

@@ -26,9 +26,7 @@ _FIRST_SECONDS, _MAX_SECONDS = 60.0, 3600.0
 
 
 class DeadLetters(Generic[T]):
-    """Records that the store fails on. All methods belong to one event loop, except `len`, which any thread may
-    call.
-    """
+    """Records that the store fails on. All methods belong to one event loop, but any thread may call `len`."""
 
     def __init__(self, spool: Spool[T], *, store: LightningStore, retry: Callable[[T], Awaitable[bool]]) -> None:
         """Open the file, whose name is that of the spool's file with `-aside`.

@@ -261,7 +261,9 @@ class _WorkerGateway(LLMProxy):
         return self._common
 
     @asynccontextmanager
-    async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+    async def _listening_apps(
+        self, app: GatewayApp, listener: socket.socket
+    ) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
         async with AsyncExitStack() as stack:
             sessions = [await stack.enter_async_context(_session(path)) for path in self._paths]
             own = listen_unix(self._paths[self._index])

@@ -144,9 +144,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         durable: write each call to the store before the last byte of its response, and answer 503 if that fails.
             Otherwise calls are written afterwards, and a crash of this process loses the last ones: hundredths of a
             second, or a second and more on a busy machine.
-        spool: a file for records that wait while the store is unavailable. They are delivered once each, in order,
-            also by the next gateway with this file. None: a temporary file, which is lost if this process ends before
-            the store is back. A durable gateway keeps no spool and answers 503.
+        spool: a file for records that wait while the store is unavailable. They are delivered once each, in order, also
+            by the next gateway with this file. None: a temporary file, which is lost if this process ends before the
+            store is back. A durable gateway keeps no spool and answers 503.
         spool_bytes: the largest size of that file. Records beyond it are lost, and `flush` raises.
         max_body_bytes: the largest request. A larger one is refused with 413.
         connection_limits: how long an agent may take to send a request or to fetch a response. None: the defaults of
@@ -415,20 +415,20 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
         Raise GatewayError if the gateway is not running.
         """
-        await self._at_the_gate("pause")
+        await self._command_gate("pause")
 
     async def drain(self) -> None:
         """Hold up new calls, and wait until those at the models are answered.
 
         Raise GatewayError if the gateway is not running.
         """
-        await self._at_the_gate("drain")
+        await self._command_gate("drain")
 
     async def resume(self) -> None:
         """Let the waiting calls continue. Raise GatewayError if the gateway is not running."""
-        await self._at_the_gate("resume")
+        await self._command_gate("resume")
 
-    async def _at_the_gate(self, command: str) -> None:
+    async def _command_gate(self, command: str) -> None:
         if self._running is None:
             raise GatewayError("the gateway is not running, so it holds no calls: start it first")
         await self._running.gate(command)
@@ -451,9 +451,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def run() -> None:
-            """Serve until `stopped` is requested, in an event loop of this thread. A failure to start goes to
-            `ready`.
-            """
+            """Serve until `stopped` is set, in an event loop of this thread. A failure to start goes to `ready`."""
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     runner.run(self._serve(store, listener, ready, stopped))
@@ -566,7 +564,9 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return listener
 
     @asynccontextmanager
-    async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+    async def _listening_apps(
+        self, app: GatewayApp, listener: socket.socket
+    ) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
         """Yield the applications to serve, each with its listening socket. A gateway in several processes overrides
         this, because it serves two.
         """
@@ -633,7 +633,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 max_body_bytes=self.max_body_bytes,
                 connections=lambda: sum(server.connections for server in servers),
             )
-            for door, at in await stack.enter_async_context(self._doors(app, listener)):
+            for door, at in await stack.enter_async_context(self._listening_apps(app, listener)):
                 servers.append(
                     AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)
                 )

@@ -199,8 +199,8 @@ class Recorder:
         self._ready.set()
 
     async def _write(self, batch: list[ModelCall]) -> None:
-        """Write the records of calls to the store, or spool them while the store is unavailable. Resolve the futures
-        of those that were written.
+        """Write the records of calls to the store, or spool them while the store is unavailable. Resolve the futures of
+        those that were written.
         """
         spans: list[Span] = []
         for call in batch:
@@ -288,9 +288,7 @@ class Recorder:
             self._delivering = asyncio.create_task(self._empty_spool(self._spool))
 
     async def _empty_spool(self, spool: Spool[Span]) -> None:
-        """Deliver the records in the spool, in order, and resume the callers of `flush`. Runs until the spool is
-        empty.
-        """
+        """Deliver the records in the spool, in order, until it is empty, and resume the callers of `flush`."""
         try:
             n_together = _BATCH
             while spans := spool.first(n_together):
@@ -421,9 +419,7 @@ class Recorder:
 
 
 def _log(span: Span) -> None:
-    """Log one line about a model call: index, status, duration, token counts, and the beginning of prompt and
-    response.
-    """
+    """Log one line about a model call: index, status, duration, token counts, and the start of prompt and response."""
     said, milliseconds = span.attributes, 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
     logger.debug(
         "rollout %s: call %s of model %s, %s, %.0f ms, %s + %s tokens%s: %s -> %s",

@@ -635,9 +635,10 @@ class Relay:
 
 
 class _Retry(Exception):
-    """Raised when a server did not begin to answer, and the call may be sent again."""
+    """Raised when a server did not answer, or was too busy, and the call may be sent again."""
 
     def __init__(self, why: str, status: int | None = None) -> None:
+        """status: the HTTP status that the server answered; None: it did not answer."""
         super().__init__(why)
         self.status = status
 

@@ -199,9 +199,7 @@ class Spool(Generic[T]):
                 self._rewrite(self._file.read(self._end - self._start))
 
     def _rewrite(self, waiting: bytes) -> None:
-        """Replace the content of the file. A file with a name is replaced by a new one, so that a crash loses
-        nothing.
-        """
+        """Replace the file's content. A file with a name is replaced by a new one, so that a crash loses nothing."""
         if self.path is None:
             _write(self._file, waiting, 0)
             self._file.truncate(len(waiting))

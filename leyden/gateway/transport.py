@@ -40,14 +40,12 @@ class UpstreamResponse(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """Return the body when it is complete. If the server goes away before, raise ServerGone with the part that came
-        (`got`).
-        """
+        """Return the whole body. Raise ServerGone, with the part that came (`got`), if the server disconnects."""
         ...
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, cut anywhere. If the server goes away, raise ServerGone after the last byte
-        that came.
+        """Yield the body in pieces of any size, as they arrive. Raise ServerGone after the last one if the server
+        disconnects.
         """
         ...
 

@@ -3,8 +3,8 @@
 An agent that parses a tool call and writes it again sends other text than the model sampled: compact JSON, another
 order of keys, ids of its own. A server that writes this text into its prompt then continues no earlier call, and every
 turn is a separate sequence to train on. `Turns` puts the model's own text back where the conversation before it is the
-same, and the message says the same (`leyden.dialects.turns`). What differs in meaning stays as the agent
-sent it, as does reasoning that it left out.
+same, and the message says the same (`leyden.dialects.turns`). What differs in meaning stays as the agent sent it, as
+does reasoning that it left out.
 
 Only calls whose tokens are recorded are changed. The answers of one attempt, and its last request, are kept until it
 ends, `LIMIT_BYTES` in all; the attempt without a call for the longest time is dropped first, and its later requests
@@ -114,7 +114,7 @@ class Turns:
             conversation = read[-1].conversation.copy() if read else blake2b(digest_size=16)
             ids: Mapping[str, str] = read[-1].ids if read else {}
             is_answer = message.get("role") == "assistant"
-            told = turn_of(message).encode() if is_answer else _told(message)
+            told = turn_of(message).encode() if is_answer else _message_bytes(message)
             conversation.update(told)
             restored: Json = {}
             if is_answer:
@@ -130,7 +130,7 @@ class Turns:
         return read
 
 
-def _told(message: Json) -> bytes:
+def _message_bytes(message: Json) -> bytes:
     """Return a message that is no answer as bytes.
 
     Claude Code marks its last messages for a cache (`cache_control`), so they have other fields and parts in each call.
@@ -175,8 +175,8 @@ def _restored(message: Json, same: list[Json], sent: list[Any], ids: dict[str, s
 
 
 def _call(call: Json, own: Json, ids: dict[str, str], exchangeable: bool) -> Json:
-    """Return a call of the agent's message with the model's arguments and id. Servers refuse arguments that are empty,
-    so `{}` stays.
+    """Return a call of the agent's message with the model's arguments, and with the model's id if ids are exchangeable.
+    Servers refuse empty arguments, so `{}` stays.
     """
     function, arguments = function_of(call), function_of(own).get("arguments")
     changes: Json = {}

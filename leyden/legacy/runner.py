@@ -1,7 +1,7 @@
 """`LegacyAgentRunner`: a worker of Agent Lightning 0.1.
 
-A LitAgentRunner runs each task in a separate store in memory, so hooks, tracing, checks and threads work as in any
-run. Its record then becomes the report.
+A LitAgentRunner runs each task in a separate store in memory, so hooks, tracing, checks and threads work as in any run.
+Its record then becomes the report.
 """
 
 from __future__ import annotations

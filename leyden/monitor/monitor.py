@@ -163,7 +163,7 @@ class Watch:
     async def check(self) -> None:
         """Measure the store and its workers once, judge the rules, notify, and write the samples.
 
-        If the store cannot be reached, note that and judge the store alone. Raise StoreClosed.
+        If the store cannot be reached, note that and judge the store alone. Raise StoreClosed if it was closed here.
         """
         now = unix_time()
         try:

@@ -74,8 +74,8 @@ def n_step(
     successor_S: the index of the step that follows each stored step in its episode; -1 if the episode ends there or its
         next step is not stored.
     starts_B: the indices of the steps to begin at.
-    Return three arrays of shape (B,), with k <= n the number of steps that are summed: the sums r_0 + ... +
-    discount^(k-1) r_{k-1}, the index of the last step summed, and discount^k.
+    Return three arrays of shape (B,), with k <= n the number of steps that are summed: the sums
+    r_0 + ... + discount^(k-1) r_{k-1}, the index of the last step summed, and discount^k.
     """
     last_B = starts_B
     sums_B = rewards_S[last_B].astype(np.float64)

@@ -559,7 +559,7 @@ class _RemoteQueue:
             raise DataQueueClosed(_GONE) from None
         _OPEN.add(self._connection)
         # a process that ends by itself has finished its item, and says so
-        Finalize(self, _sign_off, (self._connection, self.pid), exitpriority=10)
+        Finalize(self, _report_finished, (self._connection, self.pid), exitpriority=10)
 
     def call(self, what: str, *arguments: Any) -> Any:
         """Call a method of `_Consumer` in the queue's process. Return its result, or raise its error or
@@ -576,7 +576,7 @@ class _RemoteQueue:
         return result
 
 
-def _sign_off(connection: Connection, pid: int) -> None:
+def _report_finished(connection: Connection, pid: int) -> None:
     """Report that this process has finished its item, and close the connection.
 
     pid: the process that opened the connection; a forked copy does nothing.

@@ -162,11 +162,11 @@ class SeedPlan(Generic[T]):
 
     def give_back(self, seed: Seed[T]) -> None:
         """Hand back a lost episode's seed, to be taken next. Raise ConfigError for a seed that is not in use."""
-        heapq.heappush(self._returned, (seed.number, self._land(seed)))
+        heapq.heappush(self._returned, (seed.number, self._end_flight(seed)))
 
     def finish(self, seed: Seed[T]) -> None:
         """Mark a seed's episode as finished. Raise ConfigError for a seed not in use, because it would count twice."""
-        self._land(seed)
+        self._end_flight(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan's position, as JSON. Seeds in use count as given back."""
@@ -193,7 +193,7 @@ class SeedPlan(Generic[T]):
         self._returned = [(int(number), int(index)) for number, index in state["in_flight"]]
         heapq.heapify(self._returned)
 
-    def _land(self, seed: Seed[T]) -> int:
+    def _end_flight(self, seed: Seed[T]) -> int:
         if (index := self._in_flight.pop(seed.number, None)) is None:
             raise ConfigError(
                 f"seed {seed.index} (number {seed.number}) is not under way; it was finished or given back before"

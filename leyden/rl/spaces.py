@@ -11,8 +11,7 @@
 
 `gymnasium.vector.utils` is not used: it fills whole batches, and looks its function up at each call. A layout writes
 one row at a time, into memory that workers share, and makes its functions once. Functions that need no space, such as a
-copy of a batch, are in `leyden.rl.batch`. To make the check of another space of numbers fast, add a
-line to `_CHECKS`.
+copy of a batch, are in `leyden.rl.batch`. To make the check of another space of numbers fast, add a line to `_CHECKS`.
 """
 
 from __future__ import annotations
@@ -77,9 +76,9 @@ class Layout:
     def coerce(self, sample: Any) -> Any:
         """Return the sample as an element of the space, except that it may leave the bounds of a Box.
 
-        Numbers are cast to the space's dtype. The first sample out of bounds is described by `note`.
-        Raise GymSpaceValidationError for other shapes, NaN, and numbers that the cast would change by more than the
-        precision of floats.
+        Numbers are cast to the space's dtype. The first sample out of bounds is described by `note`. Raise
+        GymSpaceValidationError for other shapes, NaN, and numbers that the cast would change by more than the precision
+        of floats.
         """
         self.check(sample)
         return sample

@@ -161,7 +161,7 @@ class Outbox:
                 continue
             self.store_error, failures = None, 0
             with self._lock:
-                later = self._wait_for_rollouts(written.unknown) + self._to_dead_letters([*failed, *written.refused])
+                later = self._keep_unknown(written.unknown) + self._to_dead_letters([*failed, *written.refused])
                 moved = True
                 try:
                     # The file's largest size does not apply, because these records were within it already.
@@ -199,7 +199,8 @@ class Outbox:
             logger.warning("records of live rollouts and feedback wait for %s: %s", self._store.url, error)
         self.store_error = str(error) or type(error).__name__
 
-    def _wait_for_rollouts(self, unknown: list[OutboxRecord]) -> list[OutboxRecord]:
+    def _keep_unknown(self, unknown: list[OutboxRecord]) -> list[OutboxRecord]:
+        """Move feedback about unknown rollouts to its own file. Return the records for which it has no room."""
         try:
             return unknown[self.unknown.add([self._spool.line_of(record) for record in unknown]) :]
         except GatewayError as error:
@@ -267,7 +268,7 @@ class Outbox:
     async def _retry(self, record: OutboxRecord) -> bool:
         """Write a dead letter. Return whether it remains one. Raise the store's error if it is unavailable or full."""
         written = await self._write([record])
-        return bool(written.failed or written.refused or self._wait_for_rollouts(written.unknown))
+        return bool(written.failed or written.refused or self._keep_unknown(written.unknown))
 
 
 @dataclass(slots=True)

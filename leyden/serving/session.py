@@ -245,8 +245,8 @@ class OnlineSession:
             choose.
         metadata: recorded with the rollout.
         Raise ConfigError if no version is released for the request, and for arguments that the store would refuse or
-        that are larger than an eighth of `spool_bytes`. Raise GatewayError if the gateway is unavailable and
-        `fallback` is not set.
+        that are larger than an eighth of `spool_bytes`. Raise GatewayError if the gateway is unavailable and `fallback`
+        is not set.
         """
         outbox = self._running()
         check_id("task_type", task_type)

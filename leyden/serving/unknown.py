@@ -34,8 +34,8 @@ class _Waiting:
 
     line: bytes
     since: float | None
-    """When the store first answered that it does not know the rollout, by the monotonic clock; None since the store was
-    away."""
+    """When the store first answered that it does not know the rollout, by the monotonic clock; None if the store has
+    been unavailable since."""
     due: float
     """When it is tried again, by the monotonic clock."""
     pause: float

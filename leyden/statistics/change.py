@@ -35,8 +35,7 @@ class ChangeEvidence:
 
 
 def observe_change(evidence: ChangeEvidence, *, value: float, reference: float) -> ChangeEvidence:
-    """Return the evidence after one value: each detector R becomes (R + 1) * (1 + bet * (reference
-    - value)).
+    """Return the evidence after one value: each detector R becomes `(R + 1) * (1 + bet * (reference - value))`.
 
     Each detector's bet is its fraction of 1 / (1 - reference), the largest bet that keeps the factor at or above 0.
     value: in [0, 1].

@@ -173,17 +173,17 @@ class EffectModel:
             found.append(self._low * (1 - share) + self._high * share)
         return found
 
-    def draw(self, chance: random.Random) -> Effects:
+    def draw(self, rng: random.Random) -> Effects:
         """Return one draw of the linear model: the posterior mean after normal noise was added to the rewards and to
         the prior mean of each edit. It is a draw from the posterior distribution for edits without rewards, and closer
         to the mean for the others.
         """
         noise, spread = _BOLDNESS * math.sqrt(self._noise), math.sqrt(self._spread)
         residuals = [
-            residual + noise * math.sqrt(weight) * chance.gauss()
+            residual + noise * math.sqrt(weight) * rng.gauss()
             for residual, weight in zip(self._residuals, self._weights, strict=True)
         ]
-        prior = [chance.gauss(self._mean, _BOLDNESS * spread if rows else spread) for rows in self._having]
+        prior = [rng.gauss(self._mean, _BOLDNESS * spread if rows else spread) for rows in self._having]
         return self._in_rewards(self._solve(self._effects, residuals, prior, sweeps=_DRAW_SWEEPS)[0])
 
     def _solve(

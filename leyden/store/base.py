@@ -534,8 +534,8 @@ class LightningStore(NamedOptions, ABC):
         A final status sets `end_time`. `requeuing` puts the rollout in the queue again, at its old place. `preparing`
         and `running` need an attempt that has not ended.
 
-        Raise UnknownRollout, UnknownResources, IllegalTransition. Safe to retry except for
-        `requeuing`: a repeat would take the rollout from the worker that claimed it in between.
+        Raise UnknownRollout or UnknownResources, and IllegalTransition if the present status forbids the new one. Safe
+        to retry except for `requeuing`: a repeat would take the rollout from the worker that claimed it in between.
         """
 
     @abstractmethod

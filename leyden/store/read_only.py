@@ -60,10 +60,10 @@ class ReadOnlyDriver:
             try:
                 answer: T = await reader.run(operation, args, kwargs)
             except StoreError:
-                if _still(self._path, stamp):
+                if _is_unchanged(self._path, stamp):
                     raise
             else:
-                if _still(self._path, stamp):
+                if _is_unchanged(self._path, stamp):
                     return answer
 
     async def write(
@@ -107,7 +107,7 @@ class ReadOnlyDriver:
         with self._opening:
             if self._closed:
                 raise StoreClosed(f"{self.url} is closed; open it again")
-            if not self._readers or not _still(self._path, self._readers[-1][1]):
+            if not self._readers or not _is_unchanged(self._path, self._readers[-1][1]):
                 connection, stamp = _connect(self._path, self.url)
                 session = Session(connection, self.url, "reader")
                 self._readers.append((SessionThread(session, "leyden-store-reader", inline=True), stamp))
@@ -169,7 +169,7 @@ def _stamp_of(path: Path) -> _Stamp:
     return status.st_mtime_ns, status.st_size
 
 
-def _still(path: Path, stamp: _Stamp) -> bool:
+def _is_unchanged(path: Path, stamp: _Stamp) -> bool:
     """Return whether the file that was opened with this stamp is still the present one.
 
     A file with a log always is, because its owner keeps the log while a reader has it open.

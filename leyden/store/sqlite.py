@@ -120,7 +120,9 @@ class SqliteLightningStore(SqlLightningStore):
 
 
 def _take_ownership(path: Path, url: str) -> LockFile:
-    """Create the file and its directory if missing, and return the held lock. Raise StoreError or StoreFull."""
+    """Create the file and its directory if missing, and return the held lock. Raise StoreFull if the disk is full,
+    StoreError if another process owns the file or it cannot be written.
+    """
     try:
         private_directory(path.parent)
         lock = LockFile(path, url)

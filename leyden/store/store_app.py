@@ -245,7 +245,7 @@ class StoreApp:
     def write_result(
         self, route: Route, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool
     ) -> bytes:
-        """Return the method's result as JSON. Override it to write the replies that other clients read."""
+        """Return the method's result as JSON, `packed` for Leyden's client. Override it for other clients' replies."""
         return route.encode_result(arguments, result, body, packed=packed)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:

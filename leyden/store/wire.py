@@ -140,7 +140,7 @@ class Route:
         fields: dict[str, Any] = {}
         for name in self.elsewhere:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
-            hint = _until_the_first_fault(self.hints[name])
+            hint = _failing_fast(self.hints[name])
             fields[name] = hint if required else NotRequired[hint]
         title = "".join(word.capitalize() for word in self.method.split("_")) + "Request"
         return TypeAdapter(with_config(ConfigDict(extra="forbid"))(_typed_dict(title, fields)))
@@ -153,7 +153,7 @@ class Route:
     def items(self) -> TypeAdapter[Any] | None:
         if self.body_is is None:
             return None
-        hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MAX_ITEMS)]
+        hint: Any = Annotated[_failing_fast(self.hints[self.body_is]), Field(max_length=MAX_ITEMS)]
         return TypeAdapter(hint)
 
     @cached_property
@@ -646,13 +646,13 @@ _typed_dict: Any = TypedDict
 """`TypedDict` for fields that are made at run time, which type checkers refuse."""
 
 
-def _until_the_first_fault(hint: Any) -> Any:
+def _failing_fast(hint: Any) -> Any:
     """Return the type with lists that fail fast, because a fault's report takes a hundred times the byte's memory."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Sequence:
         return Annotated[list[arguments[0]], Field(fail_fast=True)]
     if origin in (typing.Union, types.UnionType):
-        return _union(map(_until_the_first_fault, arguments))
+        return _union(map(_failing_fast, arguments))
     return hint
 
 

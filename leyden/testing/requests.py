@@ -37,8 +37,8 @@ def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
 
 
 def _tools(tool: Any, path: str) -> list[Json]:
-    """Return a tool as the functions that the template writes. The functions of a namespace have its name before
-    theirs and its description above theirs; a tool that the server itself runs is one function.
+    """Return a tool as the functions that the template writes. The functions of a namespace have its name before theirs
+    and its description above theirs; a tool that the server itself runs is one function.
     """
     kind = tool.get("type") if path == "responses" else None
     if kind == "namespace":

@@ -306,9 +306,7 @@ def _a(value: object) -> str:
 
 
 def _begun_calls(pieces: list[Piece]) -> tuple[ToolCall, ...]:
-    """Return the tool calls of an answer that was cut short. The last one may have only the beginning of its
-    arguments.
-    """
+    """Return the tool calls of an answer that was cut short. The last one's arguments may be incomplete."""
     calls: list[ToolCall] = []
     for piece in pieces:
         if piece.kind == "call":

@@ -134,7 +134,7 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
     return submit
 
 
-def _apart(original: Callable[..., None]) -> Callable[..., None]:
+def _outside_trace(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         with _outside_traces():
             original(self, *args, **kwargs)
@@ -218,7 +218,7 @@ def _patches() -> Sequence[Patch]:
         Patch(ThreadPoolExecutor, "submit", _carrying_submit),
         Patch(multiprocessing.process.BaseProcess, "start", _carrying_process),
         Patch(ProcessPoolExecutor, "submit", _carrying_process_submit),
-        Patch(pool, "__init__", _apart),
+        Patch(pool, "__init__", _outside_trace),
         *(Patch(pool, name, _carrying_work) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
         Patch(subprocess.Popen, "__init__", _carrying_popen),
     )

@@ -58,7 +58,7 @@ class OtelTracer(Tracer):
         self, *, instrumentation: Sequence[str] | None = None, model_hosts: Sequence[str] = MODEL_HOSTS
     ) -> None:
         self._instrumentation = None if instrumentation is None else tuple(instrumentation)
-        instrument(*(self._instrumentation or ()))
+        instrument(*(self._instrumentation or ()))  # raises ConfigError for an unknown name
         self.model_hosts = tuple(model_hosts)
 
     def prepare(self) -> None:

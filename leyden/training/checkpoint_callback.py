@@ -101,7 +101,7 @@ class Checkpoint(MonitoringCallback):
             if not filename.endswith(".pth") or filename == _LATEST_FILE:
                 raise ConfigError(f"filename is {filename!r}; it must end in .pth and be another than {_LATEST_FILE}")
             try:
-                _fields(filename)
+                _fields(filename)  # raises if it cannot be parsed
             except ValueError as error:
                 raise ConfigError(f"filename is {filename!r}, which cannot be filled in: {error}") from error
         if every_n_iters is None and time_interval is None:
@@ -311,12 +311,12 @@ class Checkpoint(MonitoringCallback):
 
         if rest is not None and not at_end and name is None:
             self._saved_at = self._clock()
-            self._writing = asyncio.create_task(self._complete_aside(complete(), iteration))
+            self._writing = asyncio.create_task(self._complete_in_background(complete(), iteration))
             return
-        await _to_the_end(asyncio.ensure_future(complete()))
+        await _await_to_end(asyncio.ensure_future(complete()))
         self._saved_at = self._clock()
 
-    async def _complete_aside(self, write: Coroutine[Any, Any, None], iteration: int) -> None:
+    async def _complete_in_background(self, write: Coroutine[Any, Any, None], iteration: int) -> None:
         """Finish a checkpoint while training goes on. A failed write is logged, because the run can go on."""
         try:
             await write
@@ -335,7 +335,7 @@ class Checkpoint(MonitoringCallback):
     async def _written(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
-            await _to_the_end(writing)
+            await _await_to_end(writing)
 
     def _gather(self, loop: TrainLoop, vessel: Vessel, name: str | None) -> Callable[[], None]:
         """Collect the state of loop, callbacks and vessel. Return a function that writes it.
@@ -395,7 +395,7 @@ class Checkpoint(MonitoringCallback):
         self._gone = {Path(name).name for name in state.get("gone", ())}
 
 
-async def _to_the_end(work: asyncio.Future[None]) -> None:
+async def _await_to_end(work: asyncio.Future[None]) -> None:
     """Await `work`, also after a cancellation, so that no write is going on when this returns."""
     try:
         await asyncio.shield(work)

@@ -152,7 +152,7 @@ def map_leaves(
 
 
 def _as_json(container: Any) -> Any:
-    """Return a container for JSON. A tuple, and a dict with numbers or markers as keys, become a marked list."""
+    """Return a container for JSON. A tuple, and a dict with an int or a mark as a key, become {mark: list}."""
     if isinstance(container, tuple):
         return {_TUPLE: list(cast("tuple[Any, ...]", container))}
     if isinstance(container, dict):

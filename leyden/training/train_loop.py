@@ -234,7 +234,9 @@ class TrainLoop(NamedOptions):
             self._follow(flow, may_wait=False).send(None)  # it never waits, so it ends at once
 
     async def _follow(self, flow: Flow, *, may_wait: bool) -> None:
-        """Run a flow to its end. Results and errors go back to where the flow yielded."""
+        """Run a flow to its end. Results and errors go back to where the flow yielded; if the flow may not wait, an
+        awaitable is an error.
+        """
         proceed: Callable[[], object] = partial(next, flow)
         while True:
             try:
@@ -266,15 +268,15 @@ class TrainLoop(NamedOptions):
         yield from self._recording(vessel, self._fit(vessel))
 
     def _restore(self, vessel: Vessel, resume: Resumable) -> Flow:
-        with _of_a_checkpoint():
+        with _as_checkpoint_error():
             self.load_run_state(resume.state)
-        with _of_a_checkpoint(f"of this {type(vessel).__name__}"):
+        with _as_checkpoint_error(f"of this {type(vessel).__name__}"):
             yield resume.restore(vessel)
         for key, callback in keyed(self.callbacks).items():
             path = resume.callbacks_path
             if path is not None and (folder := path / quote(key, safe="")).is_dir():
                 callback.load(folder)
-        with _of_a_checkpoint():
+        with _as_checkpoint_error():
             restore_rng(resume.state["rng"])  # last: loading may have drawn from it
         self.resumed_from = getattr(resume, "path", None)
 
@@ -461,7 +463,7 @@ def _own_values(metrics: Metrics, source: str) -> dict[str, MetricValue]:
 
 
 @contextlib.contextmanager
-def _of_a_checkpoint(what: str = "what a run saved") -> Generator[None]:
+def _as_checkpoint_error(what: str = "what a run saved") -> Generator[None]:
     """Turn an error of the block into a CheckpointError.
 
     what: what the state should have been, for the message.

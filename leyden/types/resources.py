@@ -66,9 +66,9 @@ class LLM(Resource):
         """Return an `openai.AsyncOpenAI` client for this model, for code on an event loop.
 
         The clients of one loop share their connections, so call this in every rollout: it takes 0.05 ms of CPU, where a
-        client with its own connections takes about 20 ms. The client needs no `async with` and no `close`; the end
-        of the loop closes the connections. The key is this resource's, or else OPENAI_API_KEY. A plain LLM needs no
-        ids; a ProxyLLM needs both.
+        client with its own connections takes about 20 ms. The client needs no `async with` and no `close`; the end of
+        the loop closes the connections. The key is this resource's, or else OPENAI_API_KEY. A plain LLM needs no ids; a
+        ProxyLLM needs both.
 
         Raise ConfigError without the package `openai`, and without a running event loop (use `openai_sync`).
         """
@@ -99,7 +99,7 @@ class ProxyLLM(LLM):
 
         Raise ConfigError if an id is missing: without it the call could not be recorded.
         """
-        rollout_id, attempt_id = _both("get_base_url", rollout_id, attempt_id)
+        rollout_id, attempt_id = _both_ids("get_base_url", rollout_id, attempt_id)
         return f"{self.root}/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/v1"
 
     def get_api_key(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
@@ -107,7 +107,7 @@ class ProxyLLM(LLM):
 
         The key places a call even if the URL does not, and is refused for any other attempt.
         """
-        return attempt_key(self.api_key, *_both("get_api_key", rollout_id, attempt_id))
+        return attempt_key(self.api_key, *_both_ids("get_api_key", rollout_id, attempt_id))
 
     def with_attempted_rollout(self, rollout_id: str, attempt_id: str) -> LLM:
         """Return the plain LLM that one attempt should call."""
@@ -119,7 +119,7 @@ class ProxyLLM(LLM):
         )
 
 
-def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[str, str]:
+def _both_ids(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[str, str]:
     """Return both ids. Raise ConfigError, which names the method, unless both are non-empty text."""
     for given in (rollout_id, attempt_id):
         if not isinstance(given, str) or not given:

@@ -22,7 +22,7 @@ from leyden.store.sql.body import span_stream as stream
 from leyden.store.sql.body import worker_rows as workers
 from leyden.store.sql.body.rollout_filter import RolloutFilter
 from leyden.store.sql.queries import counting, load_queries, parse_queries
-from leyden.store.sql.sqlite import SqliteTransaction, _queries_by_place, connect, migrate, statements
+from leyden.store.sql.sqlite import SqliteTransaction, _positional_queries, connect, migrate, statements
 from leyden.store.sql.transaction import Row
 from leyden.types import MetricPoint, RunRecord, Sample, Span
 
@@ -53,7 +53,7 @@ def test_values_by_place_go_where_their_names_are() -> None:
     }
     assert len(named) > 70
     for name, text in named.items():
-        statement, values = _queries_by_place()[name]
+        statement, values = _positional_queries()[name]
         asked: dict[str, int] = {}
         while True:  # SQLite itself says which names there are
             try:

@@ -1,8 +1,8 @@
 """Child processes: how they are started, watched and ended.
 
-`Child` runs a Python function in its own process and exchanges messages with it. `Command` runs a program, relays
-its log and keeps its last lines. A child of either kind leaves Ctrl-C and SIGTERM to this process, ends when this
-process does, and leaves nothing behind when it is closed.
+`Child` runs a Python function in its own process and exchanges messages with it. `Command` runs a program, relays its
+log and keeps its last lines. A child of either kind leaves Ctrl-C and SIGTERM to this process, ends when this process
+does, and leaves nothing behind when it is closed.
 
 In the child, the function receives a `Parent` as its first argument. A program of Leyden that is started as a `Command`
 calls `end_with_parent` itself; a foreign program is started with `guard=True`.

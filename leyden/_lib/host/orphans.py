@@ -37,10 +37,10 @@ def carry_mark(mark: str | None) -> None:
 
 
 def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
-    """End all other processes of this user that have the environment variable `name` set to `value`.
+    """End all other processes of this user that have the environment variable `name` set to `value`, or, for
+    RUNNER_MARK, carry the mark as a resource limit.
 
-    all_below: also end the processes whose value continues after `value` with a dot. For RUNNER_MARK, also end the
-        processes that carry the mark as a resource limit.
+    all_below: also end the processes whose value continues after `value` with a dot.
     """
     for _ in range(_ROUNDS):
         orphans = [process for process in psutil.process_iter() if _has_mark(process, name, value, all_below)]

@@ -54,8 +54,8 @@ _STATE = "apo.json"
 class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
-    Costs at most `stages_per_round * candidates_per_stage * gradient_batch_size + val_batch_size` rollouts a round, `2
-    * (n_val + gradient_batch_size)` in addition, and twice as many calls of the reflection models as a round has
+    Costs at most `stages_per_round * candidates_per_stage * gradient_batch_size + val_batch_size` rollouts a round,
+    `2 * (n_val + gradient_batch_size)` in addition, and twice as many calls of the reflection models as a round has
     branches if each first answer can be used.
 
     async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of the gateway, which
@@ -388,9 +388,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         with the edits that are worth their length.
         """
         search, model, drawn = self._search, self._search.effects(), list[int]()
-        chance, prices = random.Random(f"{self.seed}/{iteration}/{stage}"), edit_prices(search, model.deviation)
+        rng, prices = random.Random(f"{self.seed}/{iteration}/{stage}"), edit_prices(search, model.deviation)
         for branch in range(count):
-            effects = model.draw(chance)
+            effects = model.draw(rng)
             best_first = sorted(range(len(search.candidates)), key=lambda index: -effects.value(search.edits[index]))
             joined = join_edits(search, best_first[0], effects, prices, max_characters=self.max_prompt_characters)
             version = await self.publish(search.candidates[joined.parent])

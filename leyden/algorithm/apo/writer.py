@@ -65,7 +65,7 @@ class PromptWriter:
             return text or None, "its reasoning has no end" if text is None else "it is empty"
 
         return await reflector.ask(
-            "critique", self.gradient_model, question, check, place=_kept_at(place, "critique", parent)
+            "critique", self.gradient_model, question, check, place=_record_key(place, "critique", parent)
         )
 
     async def rewrite(
@@ -104,12 +104,12 @@ class PromptWriter:
             return (None, "this prompt was tried before") if child.key in tried else (child, "")
 
         return await reflector.ask(
-            "edit", self.apply_edit_model, question, check, place=_kept_at(place, "edit", parent)
+            "edit", self.apply_edit_model, question, check, place=_record_key(place, "edit", parent)
         )
 
     def _chosen(self, requests: Sequence[RequestTemplate], parent: Candidate, place: Branch | None) -> RequestTemplate:
         return random.Random(f"{self._seed}/{place}/{parent.key}").choice(requests)
 
 
-def _kept_at(place: Branch | None, purpose: str, parent: Candidate) -> str:
+def _record_key(place: Branch | None, purpose: str, parent: Candidate) -> str:
     return "" if place is None else f"{place}/{purpose}/{parent.key}"

@@ -435,8 +435,8 @@ class GEPA(PromptOptimiser):
         return text
 
     async def _validated(self, proposal: Proposal) -> Sequence[int] | None:
-        """Measure a proposal in a race against the best candidate. Return the tasks on which it was measured;
-        None if it has lost.
+        """Measure a proposal in a race against the best candidate. Return the tasks on which it was measured; None if
+        it has lost.
 
         Without a race, return all tasks, on which the package `gepa` then measures it.
         """

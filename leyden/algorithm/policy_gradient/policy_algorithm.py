@@ -307,8 +307,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
                 watch.kept = None  # an earlier process kept none
 
     async def finish(self) -> None:
-        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library
-        loads.
+        """Write the trained model to `model/` in the run's directory, as a Hugging Face folder that any library loads.
 
         If the last weights are worse than the best ones by more than noise, `model/` has the best and `model-last/` the
         last.

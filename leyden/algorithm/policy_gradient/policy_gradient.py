@@ -443,7 +443,7 @@ class PolicyGradient(PolicyAlgorithm):
                 add_returns(group, forks, collected.forks, failed_reward=self.failed_reward)
                 collected.groups.append(group)
                 collected.staleness.append(iteration - taken.step)
-                n_signal += self._teaches(group, iteration)
+                n_signal += self._has_signal(group, iteration)
         return collected
 
     async def _give_up_waiting(self, iteration: int) -> int:
@@ -534,7 +534,7 @@ class PolicyGradient(PolicyAlgorithm):
         read = [reader.read(result, counts) for result in results]
         return Group([rollout for rollout in read if rollout is not None], baseline)
 
-    def _teaches(self, group: Group, iteration: int) -> bool:
+    def _has_signal(self, group: Group, iteration: int) -> bool:
         if iteration < self.sft_steps:
             return bool(successes([group], self.success_reward))
         return has_signal(group, self.advantages)

@@ -102,7 +102,7 @@ def names_to_improve(resources: NamedResources, resource_name: str | None, *, al
         raise ConfigError(f"resource_name is {resource_name!r}; {nearest(resource_name, prompts)}")
     names = list(prompts) if resource_name is None else [resource_name]
     for name in names:
-        placeholders_of(prompts[name])
+        placeholders_of(prompts[name])  # raises ConfigError for a template that cannot be read
     return names
 
 
@@ -119,6 +119,6 @@ def name_to_improve(names: Sequence[str], edits: Mapping[str, tuple[int, int]], 
     """
     if any(name not in edits for name in names):
         return names[turn % len(names)]
-    chance = random.Random(f"{seed}/component")
-    rates = {name: chance.betavariate(1 + edits[name][1], 1 + edits[name][0] - edits[name][1]) for name in names}
+    rng = random.Random(f"{seed}/component")
+    rates = {name: rng.betavariate(1 + edits[name][1], 1 + edits[name][0] - edits[name][1]) for name in names}
     return max(names, key=lambda name: rates[name])

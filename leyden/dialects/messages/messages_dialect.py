@@ -39,9 +39,7 @@ _FIELD_TYPES: FieldTypes = {
 
 
 def anthropic_error(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """Return Anthropic's error object as JSON. `code` and `param` are ignored, because the object has no such
-    fields.
-    """
+    """Return Anthropic's error object as JSON. It has no fields for `code` and `param`, which are ignored."""
     return dump(_error(status, message))
 
 

@@ -30,9 +30,7 @@ class EventsFromChat:
         self._usage: Any = None
 
     def feed(self, chunk: Json) -> list[bytes]:
-        """Return Anthropic's events for one chunk of a chat stream. Raise Untranslatable for a chunk that they cannot
-        express.
-        """
+        """Return Anthropic's events for one chunk of a chat stream. Raise Untranslatable if it has no such events."""
         events: list[Json] = [] if self._started else [self._start(chunk)]
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]

@@ -32,6 +32,7 @@ class EventsFromChat:
         self._wants_logprobs = bool(request.get("top_logprobs") or "message.output_text.logprobs" in included)
         self._names = ToolNames(request.get("tools"))
         self._head: Json = {}
+        """The first chunk's id, time and model; empty before that chunk."""
         self._n_events = 0
         self._output: list[Json] = []
         """The items so far. Only the last one may be open."""
@@ -46,7 +47,7 @@ class EventsFromChat:
 
     def feed(self, chunk: Json) -> list[bytes]:
         """Return the events of the Responses API for one chunk of a chat stream, often none. Raise Untranslatable for a
-        chunk that they cannot express.
+        chunk that the API cannot express.
         """
         events = [] if self._head else self._start(chunk)
         if chunk.get("usage") is not None:
@@ -202,9 +203,7 @@ class EventsToChat:
         """The text of the current reasoning item so far."""
 
     def feed(self, event: Json) -> list[Json]:
-        """Return the chat chunks for one event, often none. Raise Untranslatable for an event that chat cannot
-        express.
-        """
+        """Return the chat chunks for one event, often none. Raise Untranslatable if chat cannot express the event."""
         kind = str(event.get("type"))
         match kind:
             case "response.created":

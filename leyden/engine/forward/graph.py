@@ -2,8 +2,8 @@
 
 The ordinary decoder starts hundreds of kernels from Python for each token, and waits for the token before it starts the
 next ones. Here all numbers that change from step to step lie in one buffer, batch and length are rounded up, and
-sampled tokens stay on the device, where the next step finds them. A shape runs as it is the first time, is captured
-the second time, and is replayed from then on. A step can be started before the tokens of the step before have arrived.
+sampled tokens stay on the device, where the next step finds them. A shape runs as it is the first time, is captured the
+second time, and is replayed from then on. A step can be started before the tokens of the step before have arrived.
 
 A CPU runs the same steps without capture, for tests. The module knows rows of a cache and the numbers of a request, no
 text and no stops.

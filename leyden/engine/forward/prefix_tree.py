@@ -77,9 +77,7 @@ class RowBlock:
 
 @dataclass(slots=True)
 class PrefixTree:
-    """A batch whose rows share prefixes: each distinct token once (U in all), and the rows as indices of these
-    tokens.
-    """
+    """A batch whose rows share prefixes: each distinct token once (U in all), and rows of indices of these tokens."""
 
     ids_U: Tensor
     """The token ids."""

@@ -123,7 +123,7 @@ class Reader:
                 self.n_calls += len(outcome.calls)
             else:  # no call begins here: the marker's first character is content, and the search goes on
                 content += self._take(at + 1)
-        content += self._take(len(self._rest) if final else self._certain())
+        content += self._take(len(self._rest) if final else self._certain_length())
         if final and not self.n_calls:
             content += self._space
         return content, calls
@@ -137,7 +137,7 @@ class Reader:
         found = [at for marker in self._parser.markers if (at := self._rest.find(marker)) >= 0]
         return min(found, default=None)
 
-    def _certain(self) -> int:
+    def _certain_length(self) -> int:
         """Return the length of the rest that is certainly content: without an end that may be the beginning of a
         marker.
         """

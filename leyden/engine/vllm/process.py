@@ -189,9 +189,7 @@ def command_line(model: str | Path, served_name: str, port: int, options: Server
 
 
 def _environment(options: ServerOptions) -> dict[str, str]:
-    """Return the environment variables of the server's process: inherited ones, then vLLM's settings, then the
-    user's.
-    """
+    """Return the environment variables of the server: inherited ones, then vLLM's settings, then the user's."""
     variables = dict(os.environ) | {
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes that reload weights
         "VLLM_NO_USAGE_STATS": "1",

@@ -232,8 +232,8 @@ async def call_here(agent: Callable[[], Any]) -> Any:
 
 
 def _call_beside_loop(agent: Callable[[], Any]) -> Any:
-    """Call a function on a thread whose event loop is running, so that it may run its own loop (`asyncio.run`).
-    The thread's loop is hidden meanwhile.
+    """Call a function on a thread whose event loop is running, so that it may run its own loop (`asyncio.run`). The
+    thread's loop is hidden meanwhile.
     """
     loop = asyncio._get_running_loop()
     asyncio._set_running_loop(None)

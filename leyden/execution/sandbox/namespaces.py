@@ -1,10 +1,10 @@
 """Run one program in Linux namespaces: private files, processes and network. Nothing of it is left at its end.
 
-It is a program, started by the command that `Sandbox.wrap` returns. It imports only the standard library, and little
-of that, because each attempt pays for its start. There are three processes: the *door*, outside, which relays
-connections and watches limits; process 1, inside, which builds the root, starts the program and collects orphans; and
-the program. The kernel ends all that is inside when process 1 ends, and process 1 ends with the door: whichever process
-of this chain is killed, none is left.
+It is a program, started by the command that `Sandbox.wrap` returns. It imports only the standard library, and little of
+that, because each attempt pays for its start. There are three processes: the *door*, outside, which relays connections
+and watches limits; process 1, inside, which builds the root, starts the program and collects orphans; and the program.
+The kernel ends all that is inside when process 1 ends, and process 1 ends with the door: whichever process of this
+chain is killed, none is left.
 
 Network: process 1 listens inside on the addresses that are allowed, and passes these sockets to the door. A socket
 stays in the network where it was made: the door accepts connections from inside, and relays each to the real address
@@ -131,7 +131,7 @@ def main(spec_path: str) -> NoReturn:
         os.kill(first, signal.SIGKILL)
         _explain(f"the kernel refuses to limit memory or processes: {error}")
         _end_by(REFUSED)
-    status = _stand_at_the_door(spec, first, ours, groups)
+    status = _run_door(spec, first, ours, groups)
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     _end_by(os.WTERMSIG(status))
@@ -140,7 +140,7 @@ def main(spec_path: str) -> NoReturn:
 # ---- outside: the door -------------------------------------------------------------------------------------------
 
 
-def _stand_at_the_door(spec: dict[str, Any], first: int, inside: socket.socket, groups: list[str]) -> int:
+def _run_door(spec: dict[str, Any], first: int, inside: socket.socket, groups: list[str]) -> int:
     """Relay connections and watch limits until process 1 ends. Return the program's status, as `wait` gives it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the program decides what it does about them
         signal.signal(number, signal.SIG_IGN)

@@ -43,9 +43,9 @@ class Sandbox:
     """Linux namespaces for one program, or Docker: private processes, files and network.
 
     The program sees /usr, /bin and /lib of the machine, harmless files of /etc, the folder that it was installed in and
-    its working directory. It can write to its working directory, its private folder, its home and /tmp. It reaches
-    the gateway and the address for its reports. It has no capability and cannot gain one, and ends with all that it
-    has started. Needs Linux 5.12 with user namespaces; neither root nor a daemon.
+    its working directory. It can write to its working directory, its private folder, its home and /tmp. It reaches the
+    gateway and the address for its reports. It has no capability and cannot gain one, and ends with all that it has
+    started. Needs Linux 5.12 with user namespaces; neither root nor a daemon.
     """
 
     read: Mapping[str, str] | Sequence[str] = ()

@@ -109,8 +109,8 @@ def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) ->
     rewards of all calls of the group. A rollout counts once in mean and deviation, so they are the paper's where all
     rollouts have equally many calls.
 
-    With baseline="position", A_c = (G_c - mean(G_c)) / (std(G_c) + epsilon), where G_c = sum over k >= c of gamma^(k -
-    c) r_k, over the rollouts of the group that have a call c. A call that no other rollout reached gets 0, because it
+    With baseline="position", A_c = (G_c - mean(G_c)) / (std(G_c) + epsilon), over the rollouts of the group that have a
+    call c, where G_c = sum over k >= c of gamma^(k - c) r_k. A call that no other rollout reached gets 0, because it
     has nothing to be compared with.
     """
     advantages: list[list[float]] = [[] for _ in rollouts]

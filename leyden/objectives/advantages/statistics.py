@@ -25,8 +25,7 @@ def deviation(values_R: Sequence[float], *, ddof: float) -> float:
 
 
 def centre_and_variance(rows: Sequence[Sequence[float]], *, ddof: float) -> tuple[float, float]:
-    """Return mean and variance of the numbers of all calls. Each rollout has the weight 1, and each of its calls 1 /
-    C_r.
+    """Return mean and variance of the numbers of all calls. Each rollout r has weight 1, each of its C_r calls 1 / C_r.
 
     rows: shape (R, C_r).
     ddof: the variance is multiplied by R / (R - ddof). If R <= ddof, ddof counts as 0.

@@ -1,7 +1,7 @@
 """Estimate KL(policy || reference) from the log-probabilities of sampled tokens.
 
-The estimators are Schulman's k1, k2 and k3 (http://joschu.net/blog/kl-approx.html), as functions of the difference d =
-logp - reference logp of each token that the policy drew. In expectation, k1 and k3 equal the divergence. k2 is only
+The estimators are Schulman's k1, k2 and k3 (http://joschu.net/blog/kl-approx.html), as functions of the difference
+d = logp - reference logp of each token that the policy drew. In expectation, k1 and k3 equal the divergence. k2 is only
 close to it, but its gradient is the divergence's.
 """
 

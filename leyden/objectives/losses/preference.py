@@ -67,8 +67,8 @@ def dpo_weights(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> DPOWeights:
-    """Return the mean loss of P pairs of answers and the weights of its gradient (DPO, arXiv:2305.18290, eq. 7). With e
-    = label_smoothing (conservative DPO, Mitchell 2023),
+    """Return the mean loss of P pairs of answers and the weights of its gradient (DPO, arXiv:2305.18290, eq. 7). With
+    e = label_smoothing (conservative DPO, Mitchell 2023),
 
         m = beta ((chosen - reference_chosen) - (rejected - reference_rejected))
         loss = -(1 - e) log sigmoid(m) - e log sigmoid(-m)

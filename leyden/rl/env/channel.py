@@ -75,7 +75,7 @@ class Channel:
         return pickle.loads(b"".join(parts))
 
     def _read_available(self, deadline: float | None) -> bytes:
-        """Wait for bytes, and return those that have arrived. Raise TimeoutError or EOFError."""
+        """Return the bytes that have arrived. Raise TimeoutError after the deadline, EOFError if the sender closed."""
         if deadline is not None and not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
         if not (data := os.read(self._read, _CHUNK)):

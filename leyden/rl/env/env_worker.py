@@ -53,12 +53,12 @@ class BeginEpisodes:
 
 @dataclass(frozen=True, slots=True)
 class StepEnvs:
-    """The command to step, with the actions, if they are not in shared memory."""
+    """The command to step, for actions that are not in shared memory."""
 
     envs: list[int]
     """The environments to step, by their number in the worker."""
     actions: Batch
-    """The actions of all environments of the worker."""
+    """One row for each environment of the worker, in the worker's order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Make vectorised environments of a kind that is given by name.
 
-To add a kind, subclass `FiniteVectorEnv` in its own module and add a line to `ENV_KINDS`. A class of another
-package is named by its import path.
+To add a kind, subclass `FiniteVectorEnv` in its own module and add a line to `ENV_KINDS`. A class of another package is
+named by its import path.
 """
 
 from __future__ import annotations

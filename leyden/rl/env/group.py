@@ -117,8 +117,7 @@ class EnvGroup:
 
         layout, actions: of observations and actions.
         rows: for the results.
-        progress: an array of one number in which to keep `at_work`, such as shared memory; None: its own
-            memory.
+        progress: an array of one number in which to keep `at_work`, such as shared memory; None: its own memory.
         """
         self._progress: Any = [0] if progress is None else progress
         self._actions = actions
@@ -260,6 +259,7 @@ class _Slot:
     env: AnyEnv
 
     def __init__(self, *, wants_steps: bool) -> None:
+        """wants_steps: whether a writer needs the values logged in each step, not only the sums of the episode."""
         self._wants_steps = wants_steps
         self._seed: Seed[Any] | None = None
         self.length = 0
@@ -392,7 +392,7 @@ class _GymSlot(_Slot):
         result: Any = self.env.step(action)
         values = cast("tuple[Any, ...]", result)
         if type(cast(object, result)) is not tuple or len(values) != 5:
-            values = self._five(cast(object, result))
+            values = self._checked_step(cast(object, result))
         obs, reward, terminated, truncated, given = values
         if type(terminated) is not bool or type(truncated) is not bool:
             terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
@@ -436,7 +436,7 @@ class _GymSlot(_Slot):
             what = f"a {_kind(result)} alone"
         raise ConfigError(f"{self._name}.reset returned {what}; return (observation, info) with a dict as info")
 
-    def _five(self, result: object) -> tuple[Any, ...]:
+    def _checked_step(self, result: object) -> tuple[Any, ...]:
         if isinstance(result, list) and len(cast("list[Any]", result)) == 5:
             return tuple(cast("list[Any]", result))
         if not isinstance(result, tuple | list):

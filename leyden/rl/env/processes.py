@@ -279,9 +279,9 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._spaces = first
         self._open(first.observation_space, first.action_space, self._view.rows)
         for worker in self._workers:
-            self._let_open(worker)
+            self._send_open(worker)
 
-    def _let_open(self, worker: _EnvWorker) -> None:
+    def _send_open(self, worker: _EnvWorker) -> None:
         worker.send("open")
         try:
             worker.reply(self._timeout)
@@ -399,7 +399,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
                         "the environments that a new worker made have other spaces than those before; factories must make the "
                         "same environments each time"
                     )
-                self._let_open(worker)
+                self._send_open(worker)
             except SimulatorError:
                 if attempt == _MAX_TRIES - 1:
                     raise

@@ -1,8 +1,8 @@
 """Seeds for the global random generators of worker processes: Python's, NumPy's and torch's.
 
-A forked worker inherits the generators of its parent, so without their own seeds all workers would draw equal
-numbers. A worker's seeds depend on the run's seeds, on the worker's number and on how often it was started. This module
-knows no environments. To seed the generator of another library, add a line to `_SEEDERS`.
+A forked worker inherits the generators of its parent, so without their own seeds all workers would draw equal numbers.
+A worker's seeds depend on the run's seeds, on the worker's number and on how often it was started. This module knows no
+environments. To seed the generator of another library, add a line to `_SEEDERS`.
 """
 
 from __future__ import annotations

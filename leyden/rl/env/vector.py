@@ -249,7 +249,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                     self._lengths[env] = 0
                     for writer in self._writers:
                         writer.on_env_reset(env, self._read(env))
-            self._lose(failures, {env for env, _ in starts})
+            self._record_lost(failures, {env for env, _ in starts})
             wanted = [env for env, _ in starts if env in failed]
         return self._rows.obs
 
@@ -291,7 +291,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                     self._has_logged_note = True
                     logger.warning("environment %d: %s (logged once)", env, note)
         if failures:
-            self._lose(failures, set())
+            self._record_lost(failures, set())
         if self._unreported:
             for env, loss in self._unreported.items():
                 infos[env] = {**infos.get(env, {}), **loss}
@@ -359,7 +359,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             self._seeds.give_back(seed)
             self._current[env] = None
 
-    def _lose(self, failures: Sequence[EnvFailure], beginning: set[int]) -> None:
+    def _record_lost(self, failures: Sequence[EnvFailure], beginning: set[int]) -> None:
         """Record lost episodes, and skip or give back the seed of each.
 
         Raise SimulatorError for the first one that `on_worker_error` does not allow.

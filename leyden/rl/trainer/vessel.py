@@ -282,7 +282,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         if self.train_initial_states is None:
             return super().train_seed_iterator()
         if self._plan is None or self._plan_of != self.iteration.fast_dev_run:
-            states = self._few("train_initial_states", self.train_initial_states)
+            states = self._limited("train_initial_states", self.train_initial_states)
             self._plan_of = self.iteration.fast_dev_run
             self._plan = SeedPlan(states, repeat=-1, shuffle=True, seed=self.seed)
             if self._to_load is not None:
@@ -293,12 +293,12 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     def val_seed_iterator(self) -> Seeds:
         if self.val_initial_states is None:
             return super().val_seed_iterator()
-        return SeedPlan(self._few("val_initial_states", self.val_initial_states))
+        return SeedPlan(self._limited("val_initial_states", self.val_initial_states))
 
     def test_seed_iterator(self) -> Seeds:
         if self.test_initial_states is None:
             return super().test_seed_iterator()
-        return SeedPlan(self._few("test_initial_states", self.test_initial_states))
+        return SeedPlan(self._limited("test_initial_states", self.test_initial_states))
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
         """Collect `episode_per_iter` episodes, then update the policy. Return the metrics of both. Raise ConfigError if
@@ -354,7 +354,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             collector = Collector(self.policy, vector_env, buffer)
             return collector.collect(n_episode=n_episode, explore=explore, on_progress=progress)
 
-    def _few(self, name: str, states: Items[InitialStateType]) -> Items[InitialStateType]:
+    def _limited(self, name: str, states: Items[InitialStateType]) -> Items[InitialStateType]:
         """Return all states, or `fast_dev_run` of them, chosen at random by `seed`."""
         n = self.iteration.fast_dev_run
         if n is None or n >= len(states):

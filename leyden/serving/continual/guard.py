@@ -215,9 +215,9 @@ def _observe_metric(metric: Metric, state: MetricState, outcome: RequestOutcome)
 
 
 def _observe_missing(evidence: Evidence, canary: bool, value: float, share: float, *, bets: bool) -> Evidence:
-    """Return the evidence after one request.
+    """Return the evidence after one request, which the canary or the control served.
 
-    value: 1 or 0, whether the request's value is missing, or is there.
+    value: 1 if the request's value is missing, else 0.
     bets: whether a value was missing in an earlier request; until then only the totals are counted.
     """
     if bets:

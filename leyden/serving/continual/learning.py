@@ -207,9 +207,9 @@ class ContinualLearning:
     async def run(self) -> None:
         """Learn until cancelled, in steps of `every_seconds`. Log each change of the status.
 
-        While the store is unavailable, no step is taken; a training under way continues. Any other error is logged,
-        and the step is tried again, until the deadline ends the cycle or release. Raise ConfigError if no process can
-        be started for a training or a check.
+        While the store is unavailable, no step is taken; a training under way continues. Any other error is logged, and
+        the step is tried again, until the deadline ends the cycle or release. Raise ConfigError if no process can be
+        started for a training or a check.
         """
         if self._lock is None:
             async with self:

@@ -201,8 +201,8 @@ async def step(
 
 
 async def _requests(store: LightningStore, release: Release, since: float, before: float) -> Sequence[Rollout]:
-    """Return the live requests of both versions in the order in which they reached the store, from
-    `since` until `before` (Unix seconds).
+    """Return the live requests of both versions in the order in which they reached the store, from `since` until
+    `before` (Unix seconds).
 
     A session that is cut off from the store may not know of the canary. So the requests that it marks as such are left
     out, and requests that were served before `since` and reported later. So are requests without a user, which are

@@ -1,3 +1,1 @@
-"""The store over a SQL database: one body (`body/`), named queries, migrations, and the drivers' side of the
-database.
-"""
+"""The store over a SQL database: one body (`body/`), named queries, migrations, and the drivers' transactions."""

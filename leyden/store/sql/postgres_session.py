@@ -125,7 +125,7 @@ class PostgresSession:
         if self._number is not None and self._transaction is not None:
             with suppress(psycopg().Error):  # a later migration removes its row
                 self._transaction.alone("close_connection", connection=self._number)
-        self._let_go()
+        self._drop_connection()
 
     def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool) -> Any:
         """Run an operation once, commit, and return its result. Raise _Lost if the connection broke and nothing was
@@ -175,7 +175,7 @@ class PostgresSession:
             try:
                 row = self._connected().alone("count_commits", connection=number)
             except (_Lost, psycopg().Error) as error:
-                self._let_go()
+                self._drop_connection()
                 patience.wait(error.__cause__ or error)
             else:
                 return (0, 0.0) if row is None else (row[0], row[1])
@@ -193,11 +193,11 @@ class PostgresSession:
                     assert opened is not None
                     self._number, self._commits = opened[0], 0
             except psycopg().Error as error:
-                self._let_go()
+                self._drop_connection()
                 raise _Lost from error
         return self._transaction
 
-    def _let_go(self) -> None:
+    def _drop_connection(self) -> None:
         connection = self._connection
         self._connection = self._transaction = self._number = None
         if connection is not None:
@@ -213,7 +213,7 @@ class PostgresSession:
                 pass
             else:
                 return True
-        self._let_go()
+        self._drop_connection()
         return False
 
 

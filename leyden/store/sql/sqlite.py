@@ -133,7 +133,7 @@ class SqliteTransaction:
         self._targets_hold = False
         self._cursor = connection.cursor()
         self._queries = load_queries()
-        self._by_place = _queries_by_place()
+        self._positional = _positional_queries()
         self._tallied: dict[Total, int] = {}
         self.begin(None)
 
@@ -192,15 +192,15 @@ class SqliteTransaction:
         """Do nothing: the database is in this process, so reading ahead saves nothing."""
 
     def run(self, query: str, /, **parameters: Any) -> None:
-        statement, values = self._by_place[query]
+        statement, values = self._positional[query]
         self._cursor.execute(statement, values(parameters))
 
     def change(self, query: str, /, **parameters: Any) -> int:
-        statement, values = self._by_place[query]
+        statement, values = self._positional[query]
         return self._cursor.execute(statement, values(parameters)).rowcount
 
     def insert(self, query: str, /, **parameters: Any) -> int:
-        statement, values = self._by_place[query]
+        statement, values = self._positional[query]
         key = self._cursor.execute(statement, values(parameters)).lastrowid
         assert key is not None
         return key
@@ -218,11 +218,11 @@ class SqliteTransaction:
         return sum(execute(*statement).rowcount for statement in statements_for(rows, self._queries[query]))
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
-        statement, values = self._by_place[query]
+        statement, values = self._positional[query]
         return self._cursor.execute(statement, values(parameters)).fetchone()
 
     def all(self, query: str, /, **parameters: Any) -> list[Row]:
-        statement, values = self._by_place[query]
+        statement, values = self._positional[query]
         return self._cursor.execute(statement, values(parameters)).fetchall()
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
@@ -238,9 +238,9 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 
 
 @cache
-def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
-    """Return each query with `?` for its named parameters, and a function that returns their values in order. The
-    database then need not look up names.
+def _positional_queries() -> Mapping[str, tuple[str, _Values]]:
+    """Return for each query's name its text with `?` for named parameters, and a function that puts their values in
+    order. The database then need not look up parameters' names.
     """
     return {
         name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()

@@ -280,7 +280,7 @@ class _Mirror:
         """Set when there are changes to write."""
 
     async def start(self, record: RunRecord) -> None:
-        """Add the run to the store, or mark it as running again. Raise StoreError."""
+        """Add the run to the store, or mark it as running again."""
         await self._store.start_run(record)
 
     def add(self, row: MetricsRow) -> None:

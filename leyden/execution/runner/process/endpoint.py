@@ -29,7 +29,9 @@ _REWARD = "/reward"
 
 
 class _LimitedReceiver(Receiver):
-    """A receiver that keeps rewards and no more than a number of other spans, and counts those that it leaves out."""
+    """A receiver that keeps rewards and at most `max_spans` other spans, or only those of model calls among them
+    (`only_of_models`), and counts the spans that it leaves out.
+    """
 
     left_out = 0
 

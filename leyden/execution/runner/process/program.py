@@ -1,8 +1,8 @@
 """Run one program under its supervisor, and read the supervisor's report.
 
-It knows processes and pipes, and neither attempts nor rewards. The supervisor is a separate process, so that a
-program that writes gigabytes costs the runner's event loop nothing, and so that a killed runner does not leave the
-program running.
+It knows processes and pipes, and neither attempts nor rewards. The supervisor is a separate process, so that a program
+that writes gigabytes costs the runner's event loop nothing, and so that a killed runner does not leave the program
+running.
 """
 
 from __future__ import annotations

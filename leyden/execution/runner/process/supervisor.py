@@ -4,8 +4,8 @@ It is a separate process between the runner and the program, started by `program
 library, and little of that, because each attempt pays for its start. It reads and writes `marshal`, because the same
 Python is at both ends.
 
-It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in its own session
-is found as well. It ends all of them when the program has ended, when the runner requests it (by a byte, or the end, of
+It adopts orphaned descendants of the program (a Linux "child subreaper"), so that a grandchild in its own session is
+found as well. It ends all of them when the program has ended, when the runner requests it (by a byte, or the end, of
 its standard input), when the runner dies in any way, and when together they exceed the memory limit. Then it writes one
 report to its standard output and ends. It knows no attempt, no model and no reward.
 

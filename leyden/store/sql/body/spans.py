@@ -127,7 +127,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
     if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # the common case
         tx.put("beat_heart", (last_span, taken, len(added), tx.clock, rollout, attempt))
     else:
-        _move_on(tx, target, added[0], taken, len(added))
+        _write_progress(tx, target, added[0], taken, len(added))
     add_to_outcome(tx, target, added)
     return added
 
@@ -150,7 +150,7 @@ def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Se
     return list(missing.values())
 
 
-def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_added: int) -> None:
+def _write_progress(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_added: int) -> None:
     """Write the attempt's counters, and the statuses that a heartbeat changes: an unfinished attempt becomes `running`,
     and so may its rollout and its worker.
 

@@ -104,9 +104,11 @@ class LLMProxy(NativeProxy):
         )
 
     @asynccontextmanager
-    async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+    async def _listening_apps(
+        self, app: GatewayApp, listener: socket.socket
+    ) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
         shows = self._shows_token_ids and any(model.record_tokens for model in self.served_models)
-        async with super()._doors(app, listener) as doors:
+        async with super()._listening_apps(app, listener) as doors:
             yield [(ShowsTokenIds(door) if shows else door, at) for door, at in doors]
 
     @property
