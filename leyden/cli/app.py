@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import sys
+import traceback
 from typing import Annotated, Any, Literal
 
 import typer
@@ -25,7 +27,16 @@ from leyden.cli.harness import harness_commands
 from leyden.cli.learning import learning_commands
 from leyden.cli.lr_range import lr_range
 from leyden.cli.models import models_commands
-from leyden.cli.output import Coloured, OutputLost, echo, echo_text, lost_output, open_standard_streams
+from leyden.cli.output import (
+    Coloured,
+    OutputLost,
+    echo,
+    echo_json,
+    echo_text,
+    json_only,
+    lost_output,
+    open_standard_streams,
+)
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
@@ -53,6 +64,12 @@ class _Commands(typer.core.TyperGroup):
             with contextlib.suppress(MissingExtra):
                 return typer.main.get_command(extension("commands", "rl", needed_by="leyden rl"))
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted(str(error)) from error
 
 
 app = typer.Typer(
@@ -133,33 +150,79 @@ def common(
 def main() -> None:
     """Run the command line.
 
-    Exit code 2: the arguments are wrong. 1: a `LeydenError`, shown without a traceback, output that could not be
-    written, or a command that found a failure. 130: Ctrl-C. 141: the reader of the output has ended. Other errors are
-    raised with their traceback.
+    Exit code 2: the arguments are wrong. 1: an error, output that could not be written, or a command that found a
+    failure. 130: Ctrl-C. 141: the reader of the output has ended. A `LeydenError` is shown in a line, another error
+    with its traceback. With `--json`, standard output has nothing but JSON, and an error is an object there too.
     """
     if (trouble := open_standard_streams()) is not None:
         _show_error(trouble)
         sys.exit(1)
+    if "--json" not in sys.argv:
+        sys.exit(_run(as_json=False))
+    with json_only():
+        sys.exit(_run(as_json=True))
+
+
+def _run(*, as_json: bool) -> int:
+    """Run the command, print its error if it has one, and return the exit code."""
     try:
         code = app(standalone_mode=False, prog_name="leyden")
         sys.stdout.flush()
-    except _USAGE_ERRORS as error:
-        _show_usage_error(error)
-        sys.exit(2)
-    except typer.Abort:
-        sys.exit(1)
-    except LeydenError as error:
-        _show_error(str(error))
-        sys.exit(1)
+        return code if isinstance(code, int) else 0
     except (OutputLost, OSError) as error:
-        if (status := lost_output(error)) is None:
-            raise
-        sys.exit(status)
-    sys.exit(code if isinstance(code, int) else 0)
+        if (status := lost_output(error)) is not None:
+            return status
+        failure: Exception = error
+    except Exception as error:  # noqa: BLE001 -- the boundary: each kind of error is shown below
+        failure = error
+    try:
+        return _show_failure(failure, as_json=as_json)
+    except OutputLost as error:
+        return lost_output(error) or 1
+
+
+class _Interrupted(Exception):
+    """Ctrl-C, which typer would turn into an exit code without a message."""
 
 
 # click's UsageError, found through a subclass because versions of typer keep it in different places
 _USAGE_ERRORS: Any = typer.BadParameter.__base__
+
+
+def _show_failure(error: Any, *, as_json: bool) -> int:
+    """Print an error on standard error, and as JSON if `as_json`. Return the exit code."""
+    kind, message, code, remedy = type(error).__name__, str(error), 1, ""
+    if isinstance(error, _USAGE_ERRORS):
+        _show_usage_error(error)
+        kind, message, code = "UsageError", _sentence(error), 2
+        remedy = f"{error.ctx.command_path} --help" if error.ctx is not None else "leyden --help"
+    elif isinstance(error, _Interrupted):
+        kind, code = type(error.__cause__).__name__, 130
+        echo(Coloured(f"leyden: {message}", "yellow") if message else "", err=True)
+        message = message or "stopped by Ctrl-C"
+    elif isinstance(error, typer.Abort):
+        kind, message = "Aborted", "a question was not answered"
+    elif isinstance(error, LeydenError):
+        _show_error(message)
+    else:
+        traceback.print_exception(error)
+        kind, message = "Unexpected", f"{kind}: {message}"
+        remedy = "see the traceback on standard error"
+    if as_json:
+        told = _REMEDY.search(message)
+        remedy = told[1] if told else remedy
+        echo_json({"error": {"kind": kind, "message": message, **({"remedy": remedy} if remedy else {})}})
+    return code
+
+
+_REMEDY = re.compile(
+    r"(?:; |\. )((?:add|allow|ask|call|catch|change|check|choose|claim|continue|convert|copy|create|decorate|define|did you "
+    r"mean|export|give|import|increase|install|it (?:can|must) be|it takes|join|keep|known|leave|let|look|lower|make|move|"
+    r"name|open|pass|possible|put|raise|read|remove|rename|repeat|resume|return|run|save|say|scale|see|send|set|start|stop|"
+    r"take|there (?:are|is)|they must|train|try|unset|upgrade|use|wait|write)\b.*)$",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The end of a message that says what to do, which our messages put after the first semicolon or in a last sentence."""
 
 
 def _show_error(message: str) -> None:
@@ -185,10 +248,11 @@ def _sentence(error: Any) -> str:
     """
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
+        params: list[Any] = error.ctx.command.params if error.ctx else []
+        known: list[str] = [name for param in params for name in param.opts if name.startswith("-")]
         if error.ctx and any(option in param.opts for param in error.ctx.find_root().command.params):
             return f"the option {option!r} stands before the command: leyden {option} ... {error.ctx.info_name}"
-        nearest = difflib.get_close_matches(option, known, n=1)
+        nearest: list[str] = difflib.get_close_matches(str(option), known, n=1)
         possible = f"did you mean {nearest[0]!r}?" if nearest else f"possible: {', '.join(sorted(known))}"
         return f"there is no option {option!r}; {possible}"
     message: str = error.format_message().strip().replace("Value error, ", "").removesuffix(".")

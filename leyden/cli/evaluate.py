@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import echo, echo_json, write_output
+from leyden.cli.output import AsJson, echo, echo_json, write_output
 
 if TYPE_CHECKING:
     from leyden.algorithm.evaluation import Evaluation, EvaluationResult
@@ -67,7 +67,7 @@ def evaluate(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure an agent on tasks: its mean reward with a 95 % interval, its failures, tokens and cost.
 
@@ -113,9 +113,7 @@ def evaluate(
     try:
         result: EvaluationResult = trainer.fit(loaded, val_dataset=data).result
     except RunInterrupted:
-        echo(err=True)
-        echo(f"stopped; the rollouts that ended are kept: leyden show {directory}", err=True)
-        raise typer.Exit(130) from None
+        raise RunInterrupted(f"stopped; see the rollouts that ended with `leyden show {directory}`") from None
     if output is not None:
         rows = (json.dumps(asdict(each), ensure_ascii=False) for each in result.rollouts)
         write_output(output, "".join(f"{row}\n" for row in rows), private=True)

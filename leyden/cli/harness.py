@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leyden.cli.output import echo, echo_json
+from leyden.cli.output import AsJson, echo, echo_json
 
 harness_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def harness() -> None:
 
 
 @harness_commands.command("list")
-def list_harnesses(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_harnesses(as_json: AsJson = False) -> None:
     """List the harnesses, with the version that was tested, and why some cannot be used.
 
     \b
@@ -71,7 +71,7 @@ def check(
         typer.Option(metavar="FILE", help="Its command, if it is installed elsewhere; nothing is installed."),
     ] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="The time that it may take.")] = 180.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Install a harness, run it once against a fake model, and show what was recorded.
 

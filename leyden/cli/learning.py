@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.output import echo, echo_json
+from leyden.cli.output import AsJson, echo, echo_data, echo_json
 from leyden.cli.store_options import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def list_releases(
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List cycles and releases, the newest first: state, version, times, and why.
 
@@ -53,15 +53,15 @@ def list_releases(
 
     async def read(opened: LightningStore) -> None:
         """Print the releases, newest first, each with the reason of its last change."""
-        if not as_json and await is_stopped(opened):
-            echo("learning is stopped; `leyden learning allow` allows it again")
         rows = await opened.query_releases(sort_order="desc", limit=limit)
-        if not rows and not as_json:
+        if as_json:
+            echo_json([row.model_dump(mode="json") for row in rows])
+            return
+        if await is_stopped(opened):
+            echo("learning is stopped; `leyden learning allow` allows it again")
+        if not rows:
             echo("no cycle and no release yet")
         for row in rows:
-            if as_json:
-                echo_json(row.model_dump(mode="json"), indent=None)
-                continue
             records = await opened.query_audit(release_id=row.release_id, limit=1)
             why = f": {records[0].why}" if records and records[0].why else ""
             until = "" if row.deadline is None else f", until {day(row.deadline)}"
@@ -73,7 +73,13 @@ def list_releases(
 
 
 @learning_commands.command()
-def stop(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
+def stop(
+    who: Who = None,
+    why: Why = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
+    as_json: AsJson = False,
+) -> None:
     """Roll back or refuse every open release, end training, and let no cycle begin until `allow`.
 
     \b
@@ -85,13 +91,19 @@ def stop(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, toke
     async def end(opened: LightningStore) -> Sequence[Release]:
         return await stop_learning(opened, who=who or login(), why=why)
 
-    for row in with_store(store, token, end):
-        echo(f"{row.release_id} is {row.state}")
-    echo("learning is stopped")
+    rows = with_store(store, token, end)
+    data = {"stopped": True, "releases": [row.model_dump(mode="json") for row in rows]}
+    echo_data(as_json, data, *(f"{row.release_id} is {row.state}" for row in rows), "learning is stopped")
 
 
 @learning_commands.command()
-def allow(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
+def allow(
+    who: Who = None,
+    why: Why = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
+    as_json: AsJson = False,
+) -> None:
     """Allow learning again after `leyden learning stop`.
 
     \b
@@ -101,4 +113,4 @@ def allow(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, tok
     from leyden.serving.continual import allow_learning
 
     with_store(store, token, lambda opened: allow_learning(opened, who=who or login(), why=why))
-    echo("learning is allowed")
+    echo_data(as_json, {"stopped": False}, "learning is allowed")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import echo, echo_json
+from leyden.cli.output import AsJson, echo, echo_json
 
 if TYPE_CHECKING:
     from leyden.algorithm.policy_gradient.rate_finder import RateFinder
@@ -39,7 +39,7 @@ def lr_range(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the trials as JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find a learning rate: train with GRPO for a few steps at each of several, and recommend one.
 

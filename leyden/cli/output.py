@@ -15,10 +15,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,6 +35,10 @@ _PIPE_WIDTH = 250
 _OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT}
 _BROKEN_PIPE_STATUS = 141
 """What a shell reports for a program that SIGPIPE has ended."""
+_json_stream: Any = None
+"""Standard output, while only `echo_json` may write to it."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+"""The option `--json`, which every command has that prints more than the address on which it listens."""
 
 
 class OutputLost(Exception):
@@ -69,6 +73,14 @@ def echo_text(text: str | Coloured, *, err: bool = False) -> None:
     _write([text], lambda _, each: each, err=err)
 
 
+def echo_data(as_json: bool, data: Any, *lines: object) -> None:
+    """Print data as JSON if `as_json`, and otherwise lines that say the same."""
+    if as_json:
+        echo_json(data)
+    for line in () if as_json else lines:
+        echo(line)
+
+
 def cell(text: str) -> str:
     """Return a text as a cell of a table of `terminal`: in one line, and without markup."""
     from rich.markup import escape
@@ -76,9 +88,9 @@ def cell(text: str) -> str:
     return escape(one_line(text))
 
 
-def _write(pieces: Iterable[object], shape: Callable[[str, str], str], *, err: bool) -> None:
+def _write(pieces: Iterable[object], shape: Callable[[str, str], str], *, err: bool, stream: Any = None) -> None:
     """Print pieces, each shaped by `shape(" ", piece)`, and a line break."""
-    stream = sys.stderr if err else sys.stdout
+    stream = stream if stream is not None else sys.stderr if err else sys.stdout
     has_colours = is_on_terminal(stream) and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     shown = list[str]()
     for each in pieces:
@@ -94,12 +106,14 @@ def _write(pieces: Iterable[object], shape: Callable[[str, str], str], *, err: b
 
 def echo_json(data: Any, *, indent: int | None = 2) -> None:
     """Print data as JSON. Characters that a terminal obeys, or that the stream's encoding lacks, are escaped, so that a
-    program reads exactly the data.
+    program reads exactly the data. A number that is not finite is null.
     """
-    text = json.dumps(data, indent=indent, default=str, ensure_ascii=False)
-    if printable_on(sys.stdout, text) != text:
-        text = json.dumps(data, indent=indent, default=str)
-    echo_text(text)
+    stream = _json_stream or sys.stdout
+    data = json.loads(json.dumps(data, default=str), parse_constant=lambda _: None)
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    if printable_on(stream, text) != text:
+        text = json.dumps(data, indent=indent)
+    _write([text], lambda _, each: each, err=False, stream=stream)
 
 
 def terminal(*, err: bool = False) -> Console:
@@ -151,6 +165,28 @@ def write_output(path: Path, text: str, *, private: bool = False) -> None:
 # ---- standard streams ----------------------------------------------------------------------------
 
 
+@contextmanager
+def json_only() -> Generator[None]:
+    """Keep standard output for `echo_json`. All other text goes to standard error, also what agents and their child
+    processes print.
+    """
+    global _json_stream
+    _json_stream, saved = sys.stdout, None
+    with suppress(OSError, ValueError):  # a stream that a program put there may have no descriptor
+        if sys.stdout.fileno() == 1:
+            saved = os.dup(1)
+            _json_stream = open(saved, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115, PTH123
+            os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if saved is not None:
+            os.dup2(saved, 1)
+            _json_stream.close()
+        _json_stream = None
+
+
 def open_standard_streams() -> str | None:
     """Put the null device in the place of a standard input or error that is closed, so that no file takes its number.
     Return why the command cannot run: its output is closed.
@@ -174,7 +210,7 @@ def lost_output(error: OutputLost | OSError) -> int | None:
             return None
         error = OutputLost(error)
     with suppress(OSError, ValueError):  # what is buffered cannot be written, and must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (_json_stream or sys.stdout).fileno())
     if error.is_closed_pipe:
         return _BROKEN_PIPE_STATUS
     echo(Coloured(f"leyden: {error}", "red"), err=True)

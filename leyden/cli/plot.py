@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from leyden.cli.output import echo, echo_json, echo_text
+from leyden.cli.output import AsJson, echo, echo_json, echo_text
 
 if TYPE_CHECKING:
     from leyden.training.runs import RecordedRun
@@ -27,7 +27,7 @@ def plot(
         int | None, typer.Option(min=30, help="Columns; those of the terminal by default.", show_default=False)
     ] = None,
     height: Annotated[int | None, typer.Option(min=3, max=100, help="Lines of the drawing; 14 by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the points as JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw a metric of one or several runs over the iterations, of training and of validation.
 

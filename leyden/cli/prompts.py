@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import cell, echo, echo_json, echo_text, terminal, write_output
+from leyden.cli.output import AsJson, cell, echo, echo_data, echo_json, echo_text, terminal, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ _Run = Annotated[
     str, typer.Argument(help="Folder, name or id of a run, its beginning, latest, or the path or URL of a store.")
 ]
 _RunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Which run, of a store that holds several.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @prompts_commands.callback()
@@ -41,7 +40,7 @@ def prompts() -> None:
 
 
 @prompts_commands.command()
-def best(run: _Run, run_id: _RunId = None, as_json: _Json = False) -> None:
+def best(run: _Run, run_id: _RunId = None, as_json: AsJson = False) -> None:
     """Print the best prompts of a run. A single prompt is printed without its name.
 
     \b
@@ -64,7 +63,7 @@ def history(
     run: _Run,
     full: Annotated[bool, typer.Option("--full", help="Print whole critiques.")] = False,
     run_id: _RunId = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the prompts that a run has measured: in which round, with which reward, and why they were written.
 
@@ -109,6 +108,7 @@ def diff(
         str | None, typer.Argument(help="The resources id of a prompt in the history; by default the best one.")
     ] = None,
     run_id: _RunId = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print what differs between the run's first prompts and the best or given ones, line by line.
 
@@ -123,16 +123,18 @@ def diff(
     old = _resources(opened, _history(opened)[0].resources_id)
     new = _best(opened) if resources_id is None else _resources(opened, resources_id)
     before, after = _prompts(old), _prompts(new)
-    for name in after:
-        lines = difflib.unified_diff(
+    lines = [
+        line
+        for name in after
+        for line in difflib.unified_diff(
             before[name].template.splitlines() if name in before else [],
             after[name].template.splitlines(),
             f"{name} {old.resources_id}",
             f"{name} {new.resources_id}",
             lineterm="",
         )
-        for line in lines:
-            echo(line)
+    ]
+    echo_data(as_json, {"before": old.resources_id, "after": new.resources_id, "diff": lines}, *lines)
 
 
 @prompts_commands.command()
@@ -140,6 +142,7 @@ def export(
     run: _Run,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write to.")] = Path("prompts"),
     run_id: _RunId = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the best prompts to files, NAME.txt each.
 
@@ -152,10 +155,10 @@ def export(
     found = _prompts(_best(_opened(run, run_id)))
     if unfit := next((name for name in found if name != Path(name).name or name.startswith(".")), None):
         raise ConfigError(f"the prompt {unfit!r} cannot be the name of a file; use leyden prompts best --json")
-    for name, prompt in found.items():
-        path = out / f"{name}.txt"
-        write_output(path, prompt.template)
-        echo(path)
+    paths = {name: out / f"{name}.txt" for name in found}
+    for name, path in paths.items():
+        write_output(path, found[name].template)
+    echo_data(as_json, paths, *paths.values())
 
 
 @prompts_commands.command(name="apply")
@@ -164,6 +167,7 @@ def apply_(
     file: Annotated[Path, typer.Argument(help="The file that has the first prompts: .py, .json, .txt or .md.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")] = False,
     run_id: _RunId = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put the best prompts of a run into a file, in place of the prompts with which the run began.
 
@@ -192,10 +196,11 @@ def apply_(
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     after = with_prompts(before, file.suffix, pairs, path=str(file))
     old_lines, new_lines = (each.decode("utf-8-sig", "replace").splitlines() for each in (before, after))
-    lines = difflib.unified_diff(old_lines, new_lines, str(file), str(file), lineterm="")
-    echo_text("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
-    if not dry_run and after != before:
+    lines = list(difflib.unified_diff(old_lines, new_lines, str(file), str(file), lineterm=""))
+    if is_changed := not dry_run and after != before:
         write_whole(file, after)
+    data = {"file": file, "changed": is_changed, "diff": lines}
+    echo_data(as_json, data, *(lines or [f"{file} stays as it is: the first prompts are the best"]))
 
 
 @prompts_commands.command()
@@ -209,7 +214,7 @@ def extract(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=2, help="How many rollouts to compare, the newest first.")] = 200,
     run_id: _RunId = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the prompts that an agent has hard-coded, in the model calls of its rollouts.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import echo, echo_json
+from leyden.cli.output import AsJson, echo, echo_json
 
 if TYPE_CHECKING:
     from leyden.algorithm.replay import Replay, ReplayResult
@@ -53,7 +53,7 @@ def replay(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to keep the replay; a new folder under .leyden/ by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recorded rollout again. The record answers its model calls, and your code runs anew.
 
@@ -87,9 +87,7 @@ def replay(
     try:
         result: ReplayResult = trainer.fit(loaded, val_dataset=[None]).result
     except RunInterrupted:
-        echo(err=True)
-        echo(f"stopped; what ended is kept: leyden show {directory}", err=True)
-        raise typer.Exit(130) from None
+        raise RunInterrupted(f"stopped; see what ended with `leyden show {directory}`") from None
     if as_json:
         echo_json(_as_data(result, directory))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden._lib.text import fault_reason
-from leyden.cli.output import echo, echo_json, echo_text
+from leyden.cli.output import AsJson, echo, echo_data, echo_json
 from leyden.cli.store_options import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.errors import ConfigError, LabelMoved
 
@@ -21,7 +21,6 @@ resources_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 _Label = Annotated[str, typer.Option(help="The label to move.")]
 _Previous = Annotated[str, typer.Option(help="The label for the version that had it before.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of the resources.")]
 _Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of the version.")]
 
@@ -46,7 +45,7 @@ def list_versions(
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
     audit: Annotated[bool, typer.Option("--audit", help="Show the changes of labels instead.")] = False,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the versions with their labels, or with --audit who moved which label, when and why.
 
@@ -64,12 +63,12 @@ def list_versions(
         """Print the versions with their labels, or the last hundred audit records."""
         if audit:
             records = await opened.query_audit(limit=100)
-            if not records and not as_json:
+            if as_json:
+                echo_json([one.model_dump(mode="json") for one in records])
+                return
+            if not records:
                 echo("no label has been moved yet")
             for one in records:
-                if as_json:
-                    echo_json(one.model_dump(mode="json"), indent=None)
-                    continue
                 moved = f"{name_of(one.before)} -> {name_of(one.after)}" if one.label else name_of(one.after)
                 why = f": {one.why}" if one.why else ""
                 echo(
@@ -79,28 +78,32 @@ def list_versions(
         labels: dict[VersionKey, list[str]] = {}
         for each in await opened.get_labels():
             labels.setdefault((each.resources_id, each.version), []).append(each.label)
-        versions = await opened.query_resources(all_versions=True)
-        if not versions and not as_json:
+        rows = [
+            (update, labels.get((update.resources_id, update.version), []) + ["frozen"] * update.frozen)
+            for update in await opened.query_resources(all_versions=True)
+        ]
+        if as_json:
+            echo_json(
+                [{"id": u.resources_id, "version": u.version, "labels": names, "author": u.author} for u, names in rows]
+            )
+        elif not rows:
             echo("no version yet; write the first one with `leyden resources add ID FILE`")
-        for update in versions:
-            names = labels.get((update.resources_id, update.version), []) + ["frozen"] * update.frozen
-            if as_json:
-                echo_json(
-                    {"id": update.resources_id, "version": update.version, "labels": names, "author": update.author},
-                    indent=None,
-                )
-            else:
-                by = f" by {update.author}" if update.author else ""
-                echo(
-                    f"{update.resources_id} {update.version}  {day(update.update_time)}{by}  {' '.join(names)}".rstrip()
-                )
+        for update, names in () if as_json else rows:
+            by = f" by {update.author}" if update.author else ""
+            echo(f"{update.resources_id} {update.version}  {day(update.update_time)}{by}  {' '.join(names)}".rstrip())
 
     with_store(store, token, read, read_only=True)
 
 
 @resources_commands.command()
-def show(resources_id: _Id, version: _Version, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
-    """Print one version as JSON, without API keys.
+def show(
+    resources_id: _Id,
+    version: _Version,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one version as JSON, without API keys, with and without --json.
 
     \b
     Examples:
@@ -122,6 +125,7 @@ def add(
     author: Annotated[str | None, typer.Option(help="Who wrote it; your login name by default.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the next version of resources, or the first one of a new id. Requests get it once it is promoted.
 
@@ -149,7 +153,7 @@ def add(
     written = with_store(
         store, token, lambda opened: opened.update_resources(resources_id, given, author=author or login())
     )
-    echo(f"{resources_id} {written.version}")
+    echo_data(as_json, {"id": resources_id, "version": written.version}, f"{resources_id} {written.version}")
 
 
 @resources_commands.command()
@@ -159,6 +163,7 @@ def diff(
     other: Annotated[int, typer.Argument(metavar="OTHER", help="The version to compare with.")],
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print what differs between two versions, line by line.
 
@@ -175,7 +180,8 @@ def diff(
 
     before, after = with_store(store, token, read, read_only=True)
     changed = list(difflib.unified_diff(before, after, f"version {version}", f"version {other}", lineterm=""))
-    echo_text("\n".join(changed) if changed else "the two versions are equal")
+    data = {"id": resources_id, "before": version, "after": other, "diff": changed}
+    echo_data(as_json, data, *(changed or ["the two versions are equal"]))
 
 
 @resources_commands.command()
@@ -188,6 +194,7 @@ def promote(
     why: Why = None,
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put the label production on a version, and previous on the one that had it. One transaction.
 
@@ -208,7 +215,8 @@ def promote(
         if now is not None:
             moves.append(LabelMove(label=previous, to=now, expected=labels.get(previous)))
         await _moved(opened.move_labels(moves, who=who or login(), why=why))
-        echo(f"{label}: {name_of(now)} -> {name_of((resources_id, version))}")
+        to = (resources_id, version)
+        echo_data(as_json, {"label": label, "before": now, "after": to}, f"{label}: {name_of(now)} -> {name_of(to)}")
 
     with_store(store, token, move)
 
@@ -224,6 +232,7 @@ def rollback(
     why: Why = None,
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put the label production back on the version with the label previous. One transaction.
 
@@ -249,8 +258,11 @@ def rollback(
         moves += [LabelMove(label=each, to=None, expected=now) for each in others]
         await _moved(opened.move_labels(moves, freeze=[now] if freeze_it else [], who=who or login(), why=why))
         lost = f" and no longer {', '.join(others)}" if others else ""
-        echo(
-            f"{label}: {name_of(now)} -> {name_of(before)}" + (f"; {name_of(now)} is frozen{lost}" if freeze_it else "")
+        echo_data(
+            as_json,
+            {"label": label, "before": now, "after": before, "frozen": freeze_it, "lost": others},
+            f"{label}: {name_of(now)} -> {name_of(before)}"
+            + (f"; {name_of(now)} is frozen{lost}" if freeze_it else ""),
         )
 
     with_store(store, token, move)
@@ -265,6 +277,7 @@ def freeze(
     why: Why = None,
     store: StoreUrl = DEFAULT_STORE,
     token: OperatorToken = None,
+    as_json: AsJson = False,
 ) -> None:
     """Freeze a version, so that no label can be put on it.
 
@@ -281,7 +294,8 @@ def freeze(
         await opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or login(), why=why)
 
     with_store(store, token, change)
-    echo(f"{name} {'may have labels again' if thaw else 'is frozen'}")
+    data = {"id": resources_id, "version": version, "frozen": not thaw}
+    echo_data(as_json, data, f"{name} {'may have labels again' if thaw else 'is frozen'}")
 
 
 async def _moved(moving: Awaitable[None]) -> None:

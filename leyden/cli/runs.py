@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import cell, echo, echo_json, terminal
+from leyden.cli.output import AsJson, cell, echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from leyden.training.runs import RecordedRun
@@ -23,7 +23,7 @@ def runs(
     limit: Annotated[
         int, typer.Option("-n", "--limit", min=1, help="The most runs to show; the newest come first.")
     ] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List runs with their algorithm, state and reward.
 

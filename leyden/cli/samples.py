@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leyden._lib.numbers import mean_of
-from leyden.cli.output import cell, echo, echo_json, terminal
+from leyden.cli.output import AsJson, cell, echo, echo_json, terminal
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def samples(
     hours: Annotated[float, typer.Option(min=0.01, max=168, help="How far to look back; samples are kept a week.")] = 1,
     token: ServerToken = None,
     wait: ServerWait = WAIT_SECONDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the samples as a JSON array, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the recent history of a store's metrics, such as CPU, memory and disk: a line for each, from its lowest
     value to its highest.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.output import Coloured, echo, echo_json
+from leyden.cli.output import AsJson, Coloured, echo, echo_json
 
 if TYPE_CHECKING:
     from leyden.store import LightningStore
@@ -37,7 +37,7 @@ def show(
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="Which run, of a store that holds several.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import echo
+from leyden.cli.output import AsJson, echo, echo_data
 from leyden.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def store(
 
 def upgrade(
     url: Annotated[str, typer.Argument(help="The store's file, which no process may have open.")] = ".leyden/store.db",
+    as_json: AsJson = False,
 ) -> None:
     """Upgrade a store's file that an older Leyden wrote.
 
@@ -117,7 +118,7 @@ def upgrade(
             f"there is no store in a file at {url}; give the path of one, such as .leyden/NAME/store.sqlite"
         )
     asyncio.run(_open_once(path))
-    echo(f"{path} is up to date")
+    echo_data(as_json, {"store": path}, f"{path} is up to date")
 
 
 async def _open_once(path: Path) -> None:

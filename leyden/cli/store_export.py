@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from leyden.cli.output import echo, terminal
+from leyden.cli.output import AsJson, echo_data, terminal
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, redact
 
 if TYPE_CHECKING:
     from leyden.store.export import Exported
@@ -25,6 +25,7 @@ def export(
     status: Annotated[
         list[str] | None, typer.Option(help="Only rollouts of this status; may be given several times.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write rollouts, spans, resources, runs, feedback and releases to Parquet files.
 
@@ -44,7 +45,8 @@ def export(
     exported = asyncio.run(_export(url, token, out_dir, status))
     counts = ", ".join(f"{count:,} {name}" for name, count in exported.rows.items())
     size = sum(file.stat().st_size for file in exported.directory.iterdir())
-    echo(f"{exported.directory}: {counts}; {size / 1e6:,.1f} MB")
+    data = {"folder": exported.directory, "rows": exported.rows, "bytes": size}
+    echo_data(as_json, data, f"{exported.directory}: {counts}; {size / 1e6:,.1f} MB")
 
 
 async def _export(url: str, token: str | None, directory: Path, status: Any) -> Exported:
@@ -77,6 +79,7 @@ async def _export(url: str, token: str | None, directory: Path, status: Any) -> 
 def import_(
     directory: Annotated[Path, typer.Argument(help="A directory that `leyden store export` made.")],
     url: Annotated[str, typer.Option(help="The new store: a file, or postgresql://... .")] = ".leyden/store.db",
+    as_json: AsJson = False,
 ) -> None:
     """Copy resources, labels, releases, the audit log and feedback of an export to a new store.
 
@@ -91,7 +94,8 @@ def import_(
     import asyncio
 
     imported = asyncio.run(_import(url, directory))
-    echo(f"{url}: " + ", ".join(f"{count:,} {name}" for name, count in imported.rows.items()))
+    counts = ", ".join(f"{count:,} {name}" for name, count in imported.rows.items())
+    echo_data(as_json, {"store": redact(url), "rows": imported.rows}, f"{redact(url)}: {counts}")
 
 
 async def _import(url: str, directory: Path) -> Imported:

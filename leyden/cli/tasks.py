@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leyden._lib.formatting import is_on_terminal
-from leyden.cli.output import echo, echo_json, terminal
+from leyden.cli.output import AsJson, echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from leyden.execution.task_folders.check import CheckedTask
@@ -35,7 +35,7 @@ def check(
         str, typer.Option(metavar="PATTERN", help="Take the tasks with such names, as in 'boltons-*'.")
     ] = "*",
     concurrency: Annotated[int, typer.Option(min=1, help="Tasks at a time.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that the empty agent fails each task, and that the reference solution passes, three times. Exit code 1: a
     task is bad.

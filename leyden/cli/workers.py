@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from leyden.cli.output import cell, echo, echo_json, terminal
+from leyden.cli.output import AsJson, cell, echo, echo_json, terminal
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken, ServerWait, StoreAddress
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ def workers(
     url: StoreAddress,
     token: ServerToken = None,
     wait: ServerWait = WAIT_SECONDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the workers of a store that reported within the last day, and their health.
 

@@ -60,7 +60,7 @@ def test_a_canary_is_shown_and_the_kill_switch_takes_it_back(leyden: Run, path: 
     assert printed[0] == "learning is stopped; `leyden learning allow` allows it again"
     assert printed[1].startswith("r-1  rolled_back  rs 2") and printed[1].endswith(": complaints")
     code, printed, _ = leyden("list", "--store", path, "--json")
-    assert json.loads(printed)["state"] == "rolled_back"
+    assert [row["state"] for row in json.loads(printed)] == ["rolled_back"]
     assert leyden("allow", *at)[:2] == (0, "learning is allowed\n")
     assert "stopped" not in leyden("list", "--store", path)[1]
 

@@ -73,7 +73,7 @@ def test_a_version_is_promoted_rolled_back_and_frozen(leyden: Run, path: str) ->
     assert (code, printed) == (1, "")
     assert "rs 2 is not frozen; nothing was changed" in error
     _, printed, _ = leyden("list", "--audit", "--json", "--store", path)
-    log = [json.loads(line) for line in printed.splitlines()]
+    log = json.loads(printed)
     assert [(one["action"], one["who"], one["why"]) for one in log][:3] == [
         ("unfreeze", "ada", None),
         ("freeze", "ada", "worse"),

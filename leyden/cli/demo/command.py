@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leyden._lib.extras import require_packages
-from leyden.cli.output import echo, terminal, write_output
+from leyden.cli.output import AsJson, echo_json, terminal
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def demo(
             help="Continue a run, by folder or name, with the options that it has; with --steps, until it has done that many.",
         ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small language model to play guess-the-number, in a few minutes, on two cores.
 
@@ -55,7 +54,7 @@ def demo(
     \b
     Examples:
       leyden demo
-      leyden demo --seed 3 --json figures.json
+      leyden demo --seed 3 --json > figures.json
       leyden demo --engine vllm --vllm-python .venvs/vllm/bin/python
       leyden demo --resume .leyden/20261121-101500-demo-ab12
       leyden demo --resume .leyden/20261121-101500-demo-ab12 --steps 60
@@ -94,9 +93,7 @@ def demo(
         source, resume = resume, open_run(resume).directory
         if resume is None:
             raise ConfigError(f"{source} is a store; give the folder of a run, or its name")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
-    console = terminal()
+    console = terminal(err=as_json)
     console.print(
         "A language model learns to guess a number from 0 to 9 in four turns. "
         "It is measured on games before and after training.",
@@ -104,12 +101,10 @@ def demo(
     )
     directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
     _line(console, "run", str(directory))
-    _train_and_show(console, directory, resume=resume is not None, chosen=chosen, json_file=json_file)
+    _train_and_show(console, directory, resume=resume is not None, chosen=chosen, as_json=as_json)
 
 
-def _train_and_show(
-    console: Console, directory: Path, *, resume: bool, chosen: dict[str, Any], json_file: Path | None
-) -> None:
+def _train_and_show(console: Console, directory: Path, *, resume: bool, chosen: dict[str, Any], as_json: bool) -> None:
     """Train, then print two games, one from before and one from after training, and the results.
 
     The imports take seconds, so they happen here, after the first lines were printed.
@@ -142,16 +137,11 @@ def _train_and_show(
     try:
         result, summary = run_demo(directory)
     except RunInterrupted:
-        # RunInterrupted is a KeyboardInterrupt; typer would end the process without a message
-        echo(err=True)
-        echo(f"stopped; what the run had finished is kept. {how_to_go_on}", err=True)
-        raise typer.Exit(130) from None
+        raise RunInterrupted(f"stopped; what the run had finished is kept. {how_to_go_on}") from None
     except ConfigError:
         raise
     except LeydenError as error:
         raise type(error)(f"{error}\n{how_to_go_on}") from error
-    if json_file is not None:
-        write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
     before, after = asyncio.run(games_before_and_after(directory))
     games = {"before": before, "after": after}
     console.print(Columns([Panel(Text("\n".join(lines)), title=name) for name, lines in games.items()]))
@@ -170,6 +160,8 @@ def _train_and_show(
     _line(console, "run", str(summary.run_dir))
     _line(console, "look", show_command(directory))
     _line(console, "play", python_line(directory))
+    if as_json:
+        echo_json(asdict(result))
 
 
 def _line(console: Console, name: str, text: str) -> None:

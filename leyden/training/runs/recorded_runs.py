@@ -252,7 +252,8 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     if found:
         raise ConfigError(f"{name!r} fits {len(found)} runs{_offer(found)}; give the name of one folder")
     left_out = "".join(f"; {trouble}" for trouble in damaged[:_OFFERED])
-    raise ConfigError(f"there is no run {name!r} in {RUNS.resolve()}{_offer(runs)}{left_out}")
+    offer = _offer(runs) or "; start one, or give a run's folder"
+    raise ConfigError(f"there is no run {name!r} in {RUNS.resolve()}{offer}{left_out}")
 
 
 def _run_of_a_store(source: str | Path, run_id: str | None) -> RecordedRun:

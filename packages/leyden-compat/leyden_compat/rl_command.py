@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from leyden._lib.extras import require_packages
-from leyden.cli.output import echo, write_output
+from leyden.cli.output import AsJson, echo, echo_data
 from leyden.errors import ConfigError, LeydenError
 
 rl_commands = typer.Typer(
@@ -36,6 +36,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a stopped, killed or finished run.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a policy that executes orders.
 
@@ -73,7 +74,7 @@ def train(
             f"{directory} holds a run already; continue it with --resume {directory}, or give another --run-dir"
         )
     content = json.dumps(read_config(chosen), indent=2, default=str) + "\n"
-    echo(f"run: {directory}")
+    echo(f"run: {directory}", err=as_json)
     how_to_go_on = f"Continue with: leyden rl train --resume {directory}"
     bar = ProgressBar(metrics=("reward", "pa", "val/pa", "loss"), unit="orders")
     private_directory(directory)
@@ -91,8 +92,12 @@ def train(
         _report_stopped(how_to_go_on)
         raise typer.Exit(130)
     shown = [f"{name} {result.metrics[name]:.4g}" for name in ("reward", "pa", "val/pa") if name in result.metrics]
-    echo(f"trained: {result.iterations} iterations  {'  '.join(shown)}")
-    echo(f"test:    leyden rl backtest {config_file or chosen} --run {directory}")
+    echo_data(
+        as_json,
+        {"run": directory, "iterations": result.iterations, "metrics": dict(result.metrics)},
+        f"trained: {result.iterations} iterations  {'  '.join(shown)}",
+        f"test:    leyden rl backtest {config_file or chosen} --run {directory}",
+    )
 
 
 @rl_commands.command()
@@ -110,7 +115,7 @@ def backtest(
         typer.Option(metavar="FILE", help="The table, a row for each order; backtest.csv in the run by default."),
     ] = None,
     orders: Annotated[str, typer.Option(help="Which orders: test, valid or train.")] = "test",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Execute every order of a test once, and compare its price with the average market price.
 
@@ -133,13 +138,13 @@ def backtest(
         raise ConfigError(f"--run {checkpoint}: there is no such run or checkpoint")
     table = output or (checkpoint if checkpoint is not None and checkpoint.is_dir() else Path()) / "backtest.csv"
     result = backtest_orders(config, checkpoint, table, tag=orders)
-    if json_file is not None:
-        write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
-    echo(
-        f"{result.n_orders} orders: price advantage {result.pa:+.2f} +- {result.pa_standard_error:.2f} basis points (standard error)"
+    echo_data(
+        as_json,
+        {**asdict(result), "table": table},
+        f"{result.n_orders} orders: price advantage {result.pa:+.2f} +- {result.pa_standard_error:.2f} basis points (standard error)",
+        f"traded: {result.ffr:.1%} of their amounts",
+        f"table:  {table}",
     )
-    echo(f"traded: {result.ffr:.1%} of their amounts")
-    echo(f"table:  {table}")
 
 
 def _report_stopped(how_to_go_on: str) -> None:

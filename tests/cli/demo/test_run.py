@@ -52,10 +52,10 @@ def test_a_run_to_resume_that_is_not_there_is_named(tmp_path: Path, monkeypatch:
 
 def demo_program(*arguments: str) -> tuple[dict[str, Any], str]:
     """Run `leyden demo`; return its figures, and what it wrote to standard error."""
-    command = [sys.executable, "-m", "leyden", "demo", "--json", "figures.json", *arguments]
+    command = [sys.executable, "-m", "leyden", "demo", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(Path("figures.json").read_text()), done.stderr
+    return json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.slow
