@@ -222,7 +222,7 @@ def load_class(path: str) -> Any:
 
 
 def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any:
-    """Return the class or factory with this registered name or import path. A ConfigError has the nearest name."""
+    """Return the class or factory with this registered name or import path. Raise ConfigError for an unknown one."""
     if registry and name in registry:
         known = registry[name]
         return load_class(known) if isinstance(known, str) else known

@@ -15,9 +15,7 @@ Json: TypeAlias = dict[str, Any]
 """A parsed JSON object."""
 
 MAX_JSON_PARTS: Final = 500_000
-"""The most objects and lists in one JSON text. Each takes two bytes to send and some 500 bytes of memory once it is
-parsed.
-"""
+"""The most objects and lists in one JSON text. Each takes two bytes to send and some 500 bytes of memory parsed."""
 MAX_JSON_VALUES: Final = 4_000_000
 """The most values in one JSON text: numbers, words, objects and lists count once, strings and keys twice. It is that
 many token ids, which take 0.2 s to parse.

@@ -1,6 +1,4 @@
-"""Text of things that other people wrote: exceptions and values of agents, which may be huge, unprintable, or raise
-when asked.
-"""
+"""Text of things that other people wrote: exceptions and values, perhaps huge, unprintable, or raising when asked."""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ def match_rewards(
 
     Rewards are assigned in the order in which they were emitted. A reward that fits no call, or that is linked to a
     model call that is not one of `calls`, is skipped here; it still counts for `find_final_reward`.
+    policy: the rule for rewards without a link.
     tree: the tree of the same spans. `FIRST_SIBLING` needs it.
     """
     rewards: list[float | None] = [None] * len(calls)

@@ -1,6 +1,4 @@
-"""`Algorithm`, the base class of algorithms: the one method that a subclass must have, and the collaborators that the
-trainer sets.
-"""
+"""`Algorithm`, the base class: the method that a subclass must have, and the collaborators that the trainer sets."""
 
 from __future__ import annotations
 

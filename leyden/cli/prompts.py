@@ -75,7 +75,6 @@ def history(
       leyden prompts history latest --full
       leyden prompts history latest --json | jq -r '.[] | select(.accepted) | .reason'
     """
-
     found = _history(_opened(run, run_id))
     if as_json:
         echo_json([record.model_dump(mode="json") for record in found])

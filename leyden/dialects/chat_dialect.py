@@ -196,9 +196,7 @@ class StreamAssembler:
         return read
 
     def _feed_choice(self, part: Json) -> None:
-        """Merge one choice of a chunk into the assembled choice with its index: texts, token ids and log-probabilities
-        are appended.
-        """
+        """Merge one choice of a chunk into the assembled one: texts, token ids and log-probabilities are appended."""
         choice = self._choices.setdefault(part["index"], {"finish_reason": None})
         if part.get("finish_reason"):
             choice["finish_reason"] = part["finish_reason"]

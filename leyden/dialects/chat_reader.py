@@ -326,9 +326,7 @@ class ChatReader:
         return found
 
     def _function(self, value: Any, where: str) -> tuple[Json, bool]:
-        """Return the name and the arguments of a function call, both as text, and whether the arguments came as an
-        object.
-        """
+        """Return name and arguments of a function call, both as text, and whether the arguments came as an object."""
         function = dict(cast(Json, self._typed(value, dict, where) or {}))
         if "name" in function:
             function["name"] = self._typed(function["name"], str, f"{where}.name")

@@ -59,9 +59,7 @@ class WrongType(ValueError):
 
 
 def parse_request(raw: bytes) -> Json:
-    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object whose numbers are all
-    finite.
-    """
+    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object of finite numbers."""
     try:
         request: Any = from_json(raw, allow_inf_nan=False, cache_strings="keys")
     except ValueError:

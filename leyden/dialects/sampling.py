@@ -158,9 +158,7 @@ def check_neutral(request: Json, table: Mapping[str, Sequence[Any]], where: str)
 
 
 def changes(request: Mapping[str, Any]) -> Json:
-    """Return the parameters of a request that change the distribution, except the temperature, for which a policy can
-    be trained.
-    """
+    """Return a request's parameters that change the distribution, except the temperature, which training can handle."""
     return {
         name: value
         for name, value in request.items()

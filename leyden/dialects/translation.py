@@ -134,9 +134,7 @@ class Translation:
         return self.request.get("stream") is True
 
     def unstreamed(self) -> bytes:
-        """Return `body`, changed to request the answer in one piece. Only for an upstream with the dialect chat or
-        completions.
-        """
+        """Return `body`, changed to request the answer in one piece, for upstreams that speak chat or completions."""
         body: Json = parse(self.body)
         body.pop("stream_options", None)
         return dump({**body, "stream": False})

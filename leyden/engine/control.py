@@ -54,9 +54,7 @@ def remote(method: Method) -> Method:
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> bytes:
-    """Return a call's arguments as JSON: a loss by its name, its constants and the module that registers it, and paths
-    made absolute.
-    """
+    """Return a call's arguments as JSON: a loss by its name, constants and registering module, and absolute paths."""
     return to_json(
         {name: _wire_form(value) for name, value in arguments.items()},
         inf_nan_mode="constants",
@@ -124,9 +122,7 @@ def control_handlers(backend: PolicyBackend) -> dict[str, Handler]:
 
 
 async def _serve(backend: PolicyBackend, name: str, body: bytes, headers: RequestHeaders) -> HttpReply:
-    """Reply to a control call with the method's result, or with a description of its error; the status is 200 in both
-    cases.
-    """
+    """Reply to a control call with the method's result, or with a description of its error, both with status 200."""
     try:
         answer: Json = {"ok": await getattr(backend, name)(**_read_arguments(name, body))}
     except Exception as error:  # sent as the answer, because the caller is in another process

@@ -21,9 +21,7 @@ _NOT_FOR_TEMPLATES = ("strict",)
 
 
 def read_messages(given: list[Any]) -> list[Json]:
-    """Return the messages in the form of chat templates. Raise Refusal, which names the message and its field, for an
-    invalid one.
-    """
+    """Return the messages in the form of chat templates. Raise Refusal, with message and field, for an invalid one."""
     if not given:
         raise bad_request("'messages' must be a list of at least one message, got []", param="messages")
     messages: list[Json] = []
@@ -110,9 +108,7 @@ def _function(given: Json, where: str) -> tuple[Json, str]:
 
 
 def _arguments(value: Any, where: str) -> Json:
-    """Return the arguments of a tool call as an object; {} if they are missing or empty. Raise Refusal for a text that
-    is not JSON.
-    """
+    """Return the arguments of a tool call as an object; {} if they are missing or empty. Raise Refusal unless JSON."""
     if value is None or value == "":
         return {}
     try:
@@ -125,9 +121,7 @@ def _arguments(value: Any, where: str) -> Json:
 
 
 def read_tools(given: list[Any]) -> list[Json]:
-    """Return the tools in the form of chat templates. Raise Refusal, which names the tool and its field, for an invalid
-    one.
-    """
+    """Return the tools in the form of chat templates. Raise Refusal, with tool and field, for an invalid one."""
     tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(given)]
     names = [tool["function"]["name"] for tool in tools]
     if doubled := next((name for name in names if names.count(name) > 1), None):

@@ -281,9 +281,7 @@ class Decoder:
         )
 
     def _run(self) -> None:
-        """Decode until the decoder is stopped, then fail the unfinished generations. This is the body of the decoder's
-        thread.
-        """
+        """Decode until the decoder is stopped, then fail the unfinished generations. Runs in the decoder's thread."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # OpenMP's count belongs to the calling thread
         with torch.inference_mode():

@@ -66,9 +66,7 @@ class Footprint:
 
 
 def footprint(options: Mapping[str, Any]) -> Footprint | None:
-    """Return what a backend with these options of `EmbeddedBackend` will take; None for a model whose files are not in
-    a folder.
-    """
+    """Return what a backend with these options of `EmbeddedBackend` will take; None unless the model is a folder."""
     model = options.get("model")
     base = BaseModel.of(model) if isinstance(model, str | Path) else None
     shapes = tensor_shapes(Path(base.folder if base else model)) if isinstance(model, str | Path) else {}

@@ -108,9 +108,7 @@ class Grammars:
         return bad_request(f"the response's grammar cannot be compiled: {message}", code="bad_schema")
 
     def _grammar(self, request: ChatRequest, parser: ToolParser | None, schemas: Mapping[str, Json]) -> str:
-        """Return the text of the Lark grammar that a response must follow: a JSON object of the schema, tool calls, or
-        either.
-        """
+        """Return the Lark grammar that a response must follow: a JSON object of the schema, tool calls, or either."""
         rules: dict[str, str] = {}
         starts: list[str] = []
         if request.json_schema is not None:

@@ -200,9 +200,7 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """The location of weights in memory, for another process that samples with them. Each list has one item for each
-    weight.
-    """
+    """The location of weights in memory, for another process that samples with them. Lists have an item per weight."""
 
     names: list[str]
     """The names of the model's parameters."""

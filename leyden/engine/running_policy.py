@@ -164,9 +164,7 @@ class RunningPolicy:
         self.decoder.between_steps(swap).result()
 
     def statistics(self) -> EngineStatistics:
-        """Return the decoder's counters, the threads in use, the size of a micro-batch and the memory of packed
-        weights.
-        """
+        """Return the decoder's counters, the threads, the size of a micro-batch and the memory of packed weights."""
         counted = self.decoder.statistics()
         more = {
             "threads": float(self.threads),

@@ -28,9 +28,7 @@ class Place:
 
 
 class SlotTable:
-    """A table of `n_rows` rows, each free, in use, or kept for its tokens. Not thread-safe: the decoder's thread owns
-    it.
-    """
+    """A table of `n_rows` rows, each free, in use, or kept for its tokens. Only the decoder's thread may use it."""
 
     def __init__(self, n_rows: int, *, reuse: bool = True, min_copied: int | None = None) -> None:
         """reuse: whether finished rows are kept for prompts that continue them.
@@ -111,9 +109,7 @@ class SlotTable:
         self._held_of.clear()
 
     def _most_shared(self, key: bytes) -> tuple[int | None, int]:
-        """Return the row that has the most tokens in common with a prompt, and how many; None and 0 if they are too
-        few.
-        """
+        """Return the row that shares the most tokens with a prompt, and how many; None and 0 if they are too few."""
         best: tuple[int | None, int] = (None, 0)
         if not self._held:
             return best

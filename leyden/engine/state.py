@@ -77,9 +77,7 @@ class StateFiles:
 
 
 def state_files(learner: TorchLearner, *, policy_version: int, rng: random.Random) -> StateFiles:
-    """Return the files of a state: weights, optimizer state and random state. The tensors are the learner's own, not
-    copies.
-    """
+    """Return the files of a state: weights, optimizer state and random state. The tensors are not copied."""
     weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
     moments: dict[str, Tensor] = {}
     steps: dict[str, float] = {}

@@ -74,9 +74,7 @@ class Text:
         return "".join([*parts, self._decode(ids[start:])])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens without special ones. It uses the tokenizer's Rust backend where that gives the
-        same.
-        """
+        """Return the text of tokens without special ones, by the tokenizer's Rust backend where that gives the same."""
         if self._decode_directly:
             return self._backend.decode(ids, skip_special_tokens=True)
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -98,9 +96,7 @@ class Text:
         return added is not None and bool(added.special)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text: those of its name, which the tokenizer's decoder writes in its
-        own way.
-        """
+        """Return the bytes that a token adds to a text: those of its name, which the tokenizer's decoder writes."""
         added: Any = self.tokenizer.added_tokens_decoder.get(token_id)
         if added is not None:
             return str(added.content).encode()

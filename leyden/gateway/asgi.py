@@ -140,16 +140,12 @@ def downstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers without those that HTTP defines for one connection, for a message whose body is passed on
-    unchanged.
-    """
+    """Return the headers without those that HTTP defines for one connection, because the body passes unchanged."""
     return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
 
 
 def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Decode header bytes for aiohttp, which encodes the text as UTF-8 again. Bytes that are not UTF-8 are read as
-    Latin-1.
-    """
+    """Decode header bytes for aiohttp, which encodes them as UTF-8 again; as Latin-1 if they are not UTF-8."""
     return [(_text(name), _text(value)) for name, value in headers]
 
 

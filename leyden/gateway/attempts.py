@@ -188,9 +188,7 @@ class Attempts:
         return live
 
     async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
-        """Check a known attempt as `_check` does, but let it continue if the store is unavailable. Its records then
-        wait.
-        """
+        """Check a known attempt as `_check` does. If the store is unavailable, let it go on; its records then wait."""
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await self._check(key, live)
@@ -244,9 +242,7 @@ class Attempts:
                 await asyncio.sleep(_UNAVAILABLE_SECONDS)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the store does not know
-        the ids.
-        """
+        """End an attempt that a caller names over HTTP. Raise Refusal if the store does not know the ids."""
         key = (rollout_id, attempt_id)
         live = self._live.get(key)
         admitted = live is not None and live.check_again_at > 0

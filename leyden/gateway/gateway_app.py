@@ -291,9 +291,7 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt at the request of a runner in another process (`remote.py`), and reply when its record is in
-        the store.
-        """
+        """End an attempt for a runner in another process (`remote.py`), and reply when its record is in the store."""
         self._check_control_key(scope)
         await self._attempts.end_if_known(rollout_id, attempt_id)
         self.end_attempt(rollout_id, attempt_id)

@@ -55,9 +55,7 @@ class Retries:
         return len(self._tries)
 
     def earlier(self, key: AttemptKey, path: str, raw: bytes, scope: Scope) -> Try | None:
-        """Return the call that this request retries, and drop it; None if the request is no retry, or the call is not
-        kept.
-        """
+        """Return the call that this request retries, and drop it; None if it is no retry, or the call is not kept."""
         count = header(scope, b"x-stainless-retry-count")
         if count is None or not count.isdigit() or int(count) == 0:
             return None

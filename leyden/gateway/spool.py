@@ -146,9 +146,7 @@ class Spool(Generic[T]):
         return len(lines)
 
     def first(self, n: int) -> list[T]:
-        """Return up to `n` items from the front, and keep them; fewer if they are large. Unreadable lines at the front
-        are dropped.
-        """
+        """Return up to `n` items from the front, fewer if large, and keep them. Drop unreadable lines there."""
         items: list[T] = []
         while not items and self._lengths:
             lengths = list(itertools.islice(self._lengths, n))
@@ -185,9 +183,7 @@ class Spool(Generic[T]):
         self._lengths = deque(map(len, lines))
 
     def drop(self, n: int) -> None:
-        """Remove `n` items from the front. A file that cannot be changed keeps them, and a later process delivers them
-        again.
-        """
+        """Remove `n` items from the front. If the file cannot be changed, a later process delivers them again."""
         self._start += sum(self._lengths.popleft() for _ in range(n))
         with contextlib.suppress(OSError):  # a full or read-only disk: the file stays as it is
             if not self._lengths:

@@ -174,9 +174,7 @@ class UpstreamMetrics:
 
 
 def _status(model_name: str, address: str, server: _Server, now: float) -> UpstreamStatus:
-    """Return one model server's status. Latencies cover the last `_RECENT_SECONDS` and are None without a request in
-    that time.
-    """
+    """Return one server's status. Latencies cover the last `_RECENT_SECONDS`; None without a request in them."""
     seconds = sorted(took for ended, took in list(server.seconds) if ended >= now - _RECENT_SECONDS)
     return UpstreamStatus(
         model_name=model_name,

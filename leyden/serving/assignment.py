@@ -239,7 +239,10 @@ def user_hash(key: str, user: str) -> str:
 
 
 def place_of(key: str, user: str, salt: str = "") -> float:
-    """Return a user's place in [0, 100): equal for equal arguments, uniform over users (HMAC-SHA256, 53 bits)."""
+    """Return a user's place in [0, 100): equal for equal arguments, uniform over users (HMAC-SHA256, 53 bits).
+
+    salt: a text such as a release's id, so that each release draws other users.
+    """
     digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(errors="surrogatepass"), "sha256")
     # 53 of the 64 bits, because a float holds no more.
     return 100.0 * (int.from_bytes(digest[:8], "big") >> 11) / 2**53

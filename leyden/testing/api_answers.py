@@ -237,9 +237,7 @@ def _delta(piece: Piece, call_index: int) -> Json:
 
 
 class _MessagesAnswer:
-    """Anthropic's messages. Reasoning has a signature, as from a server that checks the reasoning that a client sends
-    back.
-    """
+    """Anthropic's messages. Reasoning has a signature, as from a server that checks reasoning when it is sent back."""
 
     def __init__(self, call: ServedCall, fault: Misbehaviour, *, policy_version: int | None) -> None:
         self._call = call
@@ -259,9 +257,7 @@ class _MessagesAnswer:
         return self._message(content, self._stop_reason(), len(call.response_ids))
 
     def events(self) -> list[bytes]:
-        """Return the response as Anthropic's server-sent events: a content block for each run of text, reasoning or a
-        call.
-        """
+        """Return the response as Anthropic's events: a content block for each run of text, reasoning or a call."""
         call = self._call
         bodies: list[Json] = [{"type": "message_start", "message": self._message([], None, 1)}, {"type": "ping"}]
         index, kind = -1, ""

@@ -54,9 +54,7 @@ class ChatTurn:
 
 
 def prompt_ids_of(turns: Sequence[ChatTurn], tools: str = "") -> list[int]:
-    """Return the prompt's token ids by the chat template: the tools, the turns, and the start of the assistant's next
-    turn.
-    """
+    """Return the prompt's token ids by the chat template: the tools, the turns, and the start of an answer."""
     ids = encode(f"<tools>{tools}</>") if tools else []
     for turn in turns:
         ids += encode(f"<{turn.role}>")

@@ -149,21 +149,23 @@ def _responses_turns(request: Mapping[str, Any]) -> list[ChatTurn]:
             case "function_call":
                 name = f"{item['namespace']}__{item['name']}" if item.get("namespace") else item["name"]
                 call = ToolCall(name, item["arguments"], item["call_id"])
-                _put(turns, last, ChatTurn("assistant", "", "", (call,)))
+                _add_to_turn(turns, last, ChatTurn("assistant", "", "", (call,)))
             case "reasoning":
                 text = "".join(part["text"] for part in item.get("content") or item["summary"])
-                _put(turns, None if last and (last.text or last.calls) else last, ChatTurn("assistant", "", text))
+                _add_to_turn(
+                    turns, None if last and (last.text or last.calls) else last, ChatTurn("assistant", "", text)
+                )
             case _ if item["role"] == "assistant":
                 turn = ChatTurn("assistant", _text(item["content"], _responses_part))
-                _put(turns, None if last and (last.text or last.calls) else last, turn)
+                _add_to_turn(turns, None if last and (last.text or last.calls) else last, turn)
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
                 turns.append(ChatTurn(role, _text(item["content"], _responses_part)))
     return turns
 
 
-def _put(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
-    if last is None:
+def _add_to_turn(turns: list[ChatTurn], last: ChatTurn | None, more: ChatTurn) -> None:
+    if last is None:  # nothing to add to: `more` is a turn of its own
         turns.append(more)
     else:
         text, reasoning = last.text + more.text, last.reasoning + more.reasoning

@@ -318,9 +318,7 @@ def _begun_calls(pieces: list[Piece]) -> tuple[ToolCall, ...]:
 
 
 async def _stream(request: web.Request, answer: ApiAnswer, fault: Misbehaviour) -> web.StreamResponse:
-    """Send the response's events, and stop where the fault says: close the connection, end the stream early, or stall
-    for ever.
-    """
+    """Send the response's events, and stop where the fault says: disconnect, end the stream early, or stall."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     left = fault.close_after_bytes

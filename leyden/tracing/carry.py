@@ -142,7 +142,7 @@ def _outside_trace(original: Callable[..., None]) -> Callable[..., None]:
     return functools.wraps(original)(init)
 
 
-def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
+def _apply_with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of `Pool` whose workers run the function in the current trace, if there is one. A worker thread
     gets a copy of the context, a worker process the packed trace.
     """
@@ -161,8 +161,7 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
 # ---- programs ------------------------------------------------------------------------------------
 
 
-def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
-
+def _popen_with_trace(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
         trace = CURRENT.get()
         if trace is not None:
@@ -175,8 +174,7 @@ def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
     return functools.wraps(original)(init)
 
 
-def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
-
+def _spawn_with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
     def spawn(self: Any, *args: Any, **kwargs: Any) -> Any:
         trace = CURRENT.get()
         if trace is not None:
@@ -219,8 +217,8 @@ def _patches() -> Sequence[Patch]:
         Patch(multiprocessing.process.BaseProcess, "start", _carrying_process),
         Patch(ProcessPoolExecutor, "submit", _carrying_process_submit),
         Patch(pool, "__init__", _outside_trace),
-        *(Patch(pool, name, _carrying_work) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
-        Patch(subprocess.Popen, "__init__", _carrying_popen),
+        *(Patch(pool, name, _apply_with_trace) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
+        Patch(subprocess.Popen, "__init__", _popen_with_trace),
     )
 
 
@@ -228,7 +226,7 @@ def _patches() -> Sequence[Patch]:
 def _patches_of_uvloop() -> Sequence[Patch]:
     """Return the patches of uvloop's loop, which starts programs without `subprocess`."""
     loop = sys.modules["uvloop"].Loop
-    return tuple(Patch(loop, name, _carrying_spawn) for name in ("subprocess_exec", "subprocess_shell"))
+    return tuple(Patch(loop, name, _spawn_with_trace) for name in ("subprocess_exec", "subprocess_shell"))
 
 
 class _Patched:

@@ -287,7 +287,7 @@ class LogCollector:
     """Collects the values that are logged in one step. Call `reset` before the next step.
 
     A name that is logged twice in one step raises InvalidMetrics.
-    min_loglevel: values below this level are dropped without being checked.
+    min_loglevel: values whose `loglevel` is below this `LogLevel` are dropped without being checked.
     """
 
     def __init__(self, min_loglevel: int = LogLevel.PERIODIC) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
     """Return an asynchronous client for `base_url`, which shares the running loop's connections.
 
+    api_key: None: the variable OPENAI_API_KEY, or "EMPTY" if it is not set.
     Raise ConfigError without a running loop, or if the package `openai` is not installed.
     """
     shared, _ = _client_classes()
@@ -41,6 +42,7 @@ def async_client(base_url: str, api_key: str | None) -> AsyncOpenAI:
 def sync_client(base_url: str, api_key: str | None) -> OpenAI:
     """Return a synchronous client for `base_url`, which shares this process's connections.
 
+    api_key: None: the variable OPENAI_API_KEY, or "EMPTY" if it is not set.
     Raise ConfigError if the package `openai` is not installed.
     """
     _, shared = _client_classes()

@@ -39,9 +39,7 @@ logger = logging.getLogger(__name__)
 _IDLE_POLL_SECONDS = 0.005
 """How often a server that stops looks whether its connections have closed."""
 _HEAD_BYTES = 64 * 2**10
-"""The most bytes of a request's first line and headers, which are buffered until they are complete. h11 has the same
-limit.
-"""
+"""The most bytes of a request's first line and headers, which are buffered until they are complete; as in h11."""
 _HEADER_FIELDS = 1000
 """The most header fields of a request, including the trailers of a chunked body."""
 _PIPELINED = 100

@@ -282,7 +282,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], mode: RolloutMode = "val", *, keep_until: int | None = None
     ) -> Scores:
-        """Return a candidate's scores on tasks. Rollouts unfinished after `rollout_batch_timeout` count as failed."""
+        """Return a candidate's scores on tasks. Rollouts unfinished after `rollout_batch_timeout` count as failed.
+
+        mode, keep_until: as of `Evaluator.scores`.
+        """
         found: list[Score] = []
         async for score in self.evaluator.scores(
             await self.publish(prompt),

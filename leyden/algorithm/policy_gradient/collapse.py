@@ -193,7 +193,7 @@ class CollapseWatch:
         return self.broken
 
     def keep(self, step: int, validation: Mapping[int, float] | None = None) -> None:
-        """Note that the weights after `step` steps are kept as the best ones."""
+        """Note that the weights after `step` steps are kept as the best, with their rewards by validation task."""
         self.kept = Kept(step, self.smoothed, None if validation is None else dict(validation))
 
     def went_back(self) -> None:

@@ -223,7 +223,7 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _has_moved(rewards: Sequence[float]) -> bool:
-    """Return whether the mean reward of the beginning differs from that of the rest by two standard errors."""
+    """Return whether the mean of the first quarter or half differs by more than noise from the mean of the rest."""
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(variance(first) / len(first) + variance(second) / len(second))
         rounding = 1e-9 * max(map(abs, rewards))  # equal rewards have means that differ by rounding

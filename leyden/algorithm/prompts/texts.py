@@ -90,7 +90,7 @@ def problem_with(text: str, prompt: PromptTemplate, *, max_characters: int) -> s
 
 
 def _problem_with_tags(text: str, prompt: PromptTemplate) -> str | None:
-    """A text that replaces a template of Jinja or POML must have the same tags in the same order, and no new ones."""
+    """Return why a text cannot replace a template of Jinja or POML, whose tags it must repeat in order; else None."""
     wanted, found = _tags(prompt.template), _tags(text)
     if found != wanted:
         return f"its tags are {' '.join(found) or 'none'}, and must be {' '.join(wanted) or 'none'}, in this order"

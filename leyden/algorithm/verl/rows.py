@@ -128,7 +128,10 @@ def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[
 
 
 def make_rows(rollouts: Sequence[RewardedRollout], level: Aggregation = "trajectory") -> list[SequenceRow]:
-    """Return the rows of all rollouts that have a trained token, in the order of the rollouts and their calls."""
+    """Return the rows of all rollouts that have a trained token, in the order of the rollouts and their calls.
+
+    level: whether a row holds a trajectory or one call (`Aggregation`).
+    """
     check_choice("level", level, ("trajectory", "transition"))
     return [
         row
@@ -177,6 +180,7 @@ def truncate_rows(
     """Return the rows that fit, and a placeholder for each rollout without one. Count dropped rows, cut tokens and
     placeholders in `report`.
 
+    overlong: what is done with a row whose response is too long (`Overlong`).
     pad_id: the token of a placeholder's prompt and response.
     Raise NoTrainingData if no row has a trained token.
     """

@@ -210,9 +210,7 @@ class EventsToChat:
                 raise Untranslatable("content_block.type", f"is {shown(kind)}, which chat cannot express")
 
     def _delta(self, index: int, delta: Json) -> list[Json]:
-        """Return the chat chunks for one delta of a content block. A signature makes no chunk; it is kept for the end
-        of its block.
-        """
+        """Return the chat chunks for one delta of a content block. A signature waits for the end of its block."""
         block = self._blocks[index]
         match delta.get("type"):
             case "text_delta":

@@ -225,18 +225,14 @@ def _chat_call(block: Json, field: str) -> Json:
 
 
 def arguments_of(value: Json) -> str:
-    """Return a tool call's input as chat's `arguments`, a JSON text. Arguments that `input_of` has wrapped are
-    unwrapped.
-    """
+    """Return a tool call's input as chat's `arguments`, a JSON text. What `input_of` has wrapped is unwrapped."""
     if value.keys() == {_INVALID_JSON}:
         return str(value[_INVALID_JSON])
     return json.dumps(value, ensure_ascii=False)
 
 
 def _chat_tool(tool: Any, field: str) -> Json:
-    """Return Anthropic's definition of a tool in chat's form. Raise Untranslatable for a tool that Anthropic's servers
-    run.
-    """
+    """Return Anthropic's definition of a tool in chat's form. Raise Untranslatable for one of Anthropic's servers."""
     tool = an_object(tool, field)
     if tool.get("type") not in (None, "custom"):
         raise Untranslatable(f"{field}.type", f"is {shown(tool['type'])}: a tool of Anthropic's servers")

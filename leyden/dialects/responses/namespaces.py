@@ -53,9 +53,7 @@ class ToolNames:
         return f"{_UNFIT.sub('_', plain)[: _MAX_CHARACTERS - _DIGEST_CHARACTERS - 1]}_{digest}"
 
     def named(self, name: Any) -> Json:
-        """Return the fields of a call in the Responses API, given its name in chat: `name`, and `namespace` if it has
-        one.
-        """
+        """Return the fields of a call in the Responses API, given its name in chat: `name`, and perhaps `namespace`."""
         if name not in self._of_chat:
             return {"name": name}
         namespace, name = self._of_chat[name]

@@ -258,9 +258,7 @@ class EventsToChat:
         return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **fields}]}
 
     def _begin(self, index: int, item: Json) -> list[Json]:
-        """Return the chat chunks for the begin of an output item. Only a function call makes one; text arrives in later
-        deltas.
-        """
+        """Return the chat chunks for the start of an output item. Only a function call makes one; text comes later."""
         match item.get("type"):
             case "function_call":
                 number = self._calls[index] = len(self._calls)

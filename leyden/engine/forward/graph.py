@@ -267,7 +267,7 @@ class FixedSteps:
 def fixed_steps(
     forward: ModelForward, *, max_rows: int, n_vocabulary: int, capture: Capture | None = None
 ) -> FixedSteps:
-    """Return fixed steps that were checked. Raise ConfigError for a model of another layout."""
+    """Return fixed steps, checked (`FixedSteps.check`). Raise ConfigError for a model of another layout."""
     if not isinstance(forward, LayoutForward):
         raise ConfigError(f"cuda_graphs=True needs a model of the Llama layout, and this one runs by {forward.name}")
     fixed = FixedSteps(forward, max_rows=max_rows, capture=capture)

@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return `function(*arguments, **named)`. Only the inputs are kept for the gradient, for which the function is
-    called again.
-    """
+    """Return `function(*arguments, **named)`, and call it again for the gradient: only the inputs are kept."""
     if not torch.is_grad_enabled():
         return function(*arguments, **named)
     return untyped.checkpointed(function, *arguments, **named)

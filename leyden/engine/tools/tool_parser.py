@@ -138,9 +138,7 @@ class Reader:
         return min(found, default=None)
 
     def _certain_length(self) -> int:
-        """Return the length of the rest that is certainly content: without an end that may be the beginning of a
-        marker.
-        """
+        """Return the length of the rest that is certainly content: without an end that may begin a marker."""
         if self._parser.at_start_only:
             text = self._rest.lstrip()
             may_begin = self._at_start and any(marker.startswith(text) for marker in self._parser.markers)

@@ -237,9 +237,7 @@ class VLLMBackend(PolicyBackend):
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the learner and the server, and load the learner's weights into the server. On failure, stop what was
-        started.
-        """
+        """Start the learner and the server, and give the server the weights. On failure, stop what was started."""
         if self._running is not None:
             return
         async with contextlib.AsyncExitStack() as undo:
@@ -273,9 +271,7 @@ class VLLMBackend(PolicyBackend):
             await self._undo.aclose()
 
     def _make_exchange(self) -> Path:
-        """Create and return the directory through which weights reach the server: a new one in `exchange_dir`, or a
-        temporary one.
-        """
+        """Make and return the directory by which weights reach the server: in `exchange_dir`, or a temporary one."""
         if self._exchange_dir is None:
             return Path(tempfile.mkdtemp(prefix="leyden-vllm-"))
         path = self._exchange_dir.absolute() / f"leyden-{uuid.uuid4().hex[:8]}"
@@ -482,9 +478,7 @@ class VLLMBackend(PolicyBackend):
         )
 
     async def _mark(self, running: _StartedBackend) -> None:
-        """Give the server's loaded weights a name, which it loses when it is restarted. A server for adapters may have
-        no such route.
-        """
+        """Name the server's loaded weights, until it restarts. A server for adapters may have no such route."""
         mark = f"leyden-{uuid.uuid4().hex}"
         try:
             await running.client.set_mark(mark)

@@ -204,9 +204,7 @@ class VLLMClient:
         await self.post("/update_weight_version", {"new_version": mark})
 
     async def mark(self) -> str | None:
-        """Return the name that `set_mark` gave the loaded weights; another name, or None, if the server was restarted
-        since.
-        """
+        """Return the name that `set_mark` gave the loaded weights; another one, or None, after a restart."""
         return (await self.get("/weight_info")).get("weight_version")
 
     # ---- requests --------------------------------------------------------------------------------

@@ -299,7 +299,9 @@ class _RunningSet:
         }
 
     async def room(self, concurrency: int, max_at_first: int | None) -> int:
-        """Wait until at least one more attempt may start. Return how many may."""
+        """Wait until at least one more attempt may start. Return how many may: of `concurrency` at once, and of
+        `max_at_first` before any has ended.
+        """
         while True:
             limit = concurrency if max_at_first is None else min(concurrency, max_at_first + self.ended)
             if limit > len(self.tasks) and not self.failed.done():  # else the runner ends

@@ -142,6 +142,7 @@ class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
         """Run the agent on one task, now, and return the stored rollout. Raise the agent's error.
 
         resources: stored as a new version for this rollout; None: the store's latest ones.
+        event: set to stop the step; `LitAgentRunner` ignores it.
         """
 
     def run_context(

@@ -82,7 +82,9 @@ class HarborTasks(Sequence[dict[str, str]]):
 
 
 def task_paths(folder: Path, only: str = "*") -> list[Path]:
-    """Return the tasks of a folder: itself, or the folders in it. Raise ConfigError if there is none."""
+    """Return the tasks of a folder: the folder itself if it is a task, else the folders in it whose name matches the
+    pattern `only`. Raise ConfigError if there is none.
+    """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     if (folder / "task.toml").exists() or (folder / "instruction.md").exists():

@@ -41,9 +41,7 @@ _EPISODE_METRICS: Final = ("reward", "steps_per_episode")
 """The metrics of every episode, whose names no logged value may have."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
 _RESERVED_KEYS: Final = ("episode", "lost", "note")
-"""Keys of a step's info that vectorised environments write. Gymnasium environments' own values under these keys are
-dropped.
-"""
+"""Keys of a step's info that vectorised environments write, in place of an environment's own values."""
 
 
 @dataclass(frozen=True, slots=True)

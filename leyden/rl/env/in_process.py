@@ -121,7 +121,6 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             group.open(self._layout, self._action_layout, rows)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-
         def begin(group: EnvGroup, part: range) -> list[EnvFailure]:
             return group.begin([(env - part.start, seed) for env, seed in starts if env in part])
 
@@ -132,7 +131,6 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         ]
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-
         def step(group: EnvGroup, part: range) -> tuple[Infos, list[EnvFailure]]:
             rows = slice(part.start, part.stop)
             return group.step(np.flatnonzero(mask[rows]).tolist(), select(actions, rows))

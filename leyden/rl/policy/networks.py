@@ -30,6 +30,7 @@ def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
     """Return a batch as tensors of the same structure, without a copy if none is needed.
 
     Floating-point numbers become float32; other numbers keep their type.
+    device: None: the CPU.
     """
     if isinstance(batch, dict):
         return {name: to_tensors(part, device) for name, part in batch.items()}

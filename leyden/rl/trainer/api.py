@@ -63,6 +63,7 @@ def backtest(
 
     simulator_fn: makes a simulator from an initial state.
     logger: gets the rows of the episodes.
+    reward: computes the rewards in the metrics; None: all are 0.
     finite_env_type, concurrency: where the simulators run, and how many at once.
     """
     vessel = TrainingVessel(

@@ -116,6 +116,8 @@ async def start_canary(
 
     The sessions read the share of the users, and the salt that chooses them, from the release. Raise IllegalTransition,
     ReleaseAdvanced or LabelMoved, as `advance` does.
+    details: further ones to record with the release.
+    now: the time in Unix seconds; None: the present.
     """
     now = unix_time() if now is None else now
     return await advance(

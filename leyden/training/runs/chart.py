@@ -161,7 +161,7 @@ def draw_file(series: Sequence[Series], path: Path, *, title: str) -> None:
 
 
 def draw_svg(series: Sequence[Series], *, title: str, width: int = 720, height: int = 400) -> str:
-    """Return the chart as an SVG document."""
+    """Return the chart as an SVG document of this size in pixels."""
     series = _finite(series)
     frame = _frame(series)
     left, right, top, bottom = 70, 20, 40, 44 + 20 * ((len(series) + 2) // 3)

@@ -57,9 +57,7 @@ def _is_of_models(span: Span) -> bool:
 
 
 class AttemptReports:
-    """An address that receives the current attempt's rewards and spans, until `close`. Raise NoActiveTrace outside of a
-    trace.
-    """
+    """An address for the current attempt's rewards and spans, until `close`. Raise NoActiveTrace outside of a trace."""
 
     def __init__(self, *, only_of_models: bool = False, max_spans: int = 10_000) -> None:
         """only_of_models, max_spans: as of `ProcessAgent`."""

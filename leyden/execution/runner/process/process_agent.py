@@ -342,9 +342,7 @@ def _shown_command(command: Sequence[str]) -> str:
 
 
 def _last_words(output: ProcessOutput) -> str:
-    """Return the end of the program's standard error, on one line, as the end of a message; "" if the program wrote
-    none.
-    """
+    """Return the end of the program's standard error, on one line, to end a message; "" if it wrote none."""
     lines = [line.strip() for line in output.stderr.strip().splitlines()][-_LAST_LINES:]
     if not lines:
         return ""
