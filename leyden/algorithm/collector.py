@@ -70,7 +70,7 @@ _AT_LEAST = 128
 """The smallest number of rollouts that `max_unfinished="auto"` enqueues at a time."""
 
 _PendingRequest = tuple[int, EnqueueRolloutRequest, bool]
-"""A request of a collection whose result is still to be yielded: its place in the argument of `collect`, the request,
+"""A request of a collection whose result is still to be yielded: its index in the argument of `collect`, the request,
 and whether its rollout had finished before it was requested."""
 
 
@@ -111,7 +111,7 @@ class CollectedRollout:
     """One finished rollout: succeeded, failed or cancelled."""
 
     place: int
-    """The request's place in the argument of `collect`, from 0."""
+    """The request's index in the argument of `collect`, from 0."""
     request: EnqueueRolloutRequest
     rollout: Rollout
     spans: list[Span]

@@ -68,7 +68,7 @@ class EvaluatedRollout:
 
     rollout_id: str
     task: int
-    """The task's place in the data set."""
+    """The task's index in the data set."""
     repeat: int
     """The number of the repetition, from 0."""
     status: str

@@ -49,7 +49,7 @@ class Score:
     """The reward of one replica of one task."""
 
     task: int
-    """The task's place in the argument of `scores`."""
+    """The task's index in the argument of `scores`."""
     replica: int
     """Number of the repetition of the task, from 0."""
     reward: float
@@ -233,7 +233,7 @@ class Evaluator:
     async def _collect(
         self, requests: Sequence[EnqueueRolloutRequest], ends_at: float | None, keep_until: int | None
     ) -> AsyncGenerator[tuple[int, CollectedRollout | None]]:
-        """Yield each request's place and its result, which is None if the deadline passed first.
+        """Yield each request's index and its result, which is None if the deadline passed first.
 
         ends_at: the deadline, by `time.monotonic`; None: no deadline.
         If the budget's time is over instead, yield the finished results, and raise BudgetExceeded if there are others.

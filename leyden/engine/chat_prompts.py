@@ -122,15 +122,15 @@ class Chat:
             return PartialReply(StreamedText(self._text, request.stops), None)
         kept = self._kept
 
-        def new_id(said: str) -> str:
-            """Return a new id for a tool call: a random one or, with a seed, one that is derived from the request and
-            the response's calls so far.
+        def new_id(calls: str) -> str:
+            """Return a new id for the last of the response's `calls`: a random one or, with a seed, one derived from
+            the request and these calls.
             """
             length = parser.call_id_length
             if request.seed is None:
                 digits = secrets.token_hex(12)
             else:
-                known = json.dumps([request.seed, index, prompt.token_ids, said])
+                known = json.dumps([request.seed, index, prompt.token_ids, calls])
                 digits = blake2b(known.encode(), digest_size=12).hexdigest()
             return f"call_{digits}" if length is None else digits[:length]
 

@@ -544,7 +544,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         return self._store
 
     def _listen(self) -> socket.socket:
-        """Return a duplicate of the reserved socket, or a new one, whose port is remembered."""
+        """Return a duplicate of the reserved socket, or a new one, and keep its port. Raise GatewayError if taken."""
         if self._reservation is not None:
             return self._reservation.listener.dup()
         try:

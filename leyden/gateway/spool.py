@@ -74,7 +74,9 @@ class Spool(Generic[T]):
             self._claim(path)
 
     def _claim(self, path: Path) -> None:
-        """Lock the file, and count the lines that an earlier process left. Remove a last line that a crash cut off."""
+        """Lock the file, count the lines that an earlier process left, and remove a last one that a crash cut off.
+        Raise ConfigError if another process has the lock.
+        """
         try:
             _lock(self._file)
         except OSError as error:

@@ -114,9 +114,8 @@ class UpstreamMetrics:
             server.problem = failure.message
 
     def keep(self, models: Iterable[UpstreamModel]) -> None:
-        """Drop all servers but these; a server with a request in flight after that request.
-
-        Otherwise the gateway would report the last failure of a server that it no longer uses for ever.
+        """Drop all servers but these, else the gateway would report the last failure of an unused server for ever. A
+        server with a request in flight is dropped when that ends.
         """
         keys = {(model.model_name, redact(model.address)) for model in models}
         for key, server in list(self._servers.items()):

@@ -181,7 +181,7 @@ def _is_unchanged(path: Path, stamp: _Stamp) -> bool:
 
 
 def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
-    """Return a connection for reading, and the stamp of the file that it reads."""
+    """Return a connection for reading, and the stamp of the file that it reads. Raise StoreError if that fails."""
     if not path.is_file():
         raise StoreError(f"{url} does not exist; only a store that is there can be opened read-only")
     deadline = time.monotonic() + _OPENING_SECONDS

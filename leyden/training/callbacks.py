@@ -155,7 +155,7 @@ class MonitoringCallback(Callback, ABC):
     _name_checked: bool = False
 
     def set_monitor(self, monitor: str | None, mode: Literal["max", "min"]) -> None:
-        """Set the metric to compare. None: no metric.
+        """Set the metric to compare; None: no metric. Raise ConfigError for the mode "min" without a metric.
 
         mode: whether its highest ("max") or its lowest ("min") value is the best.
         """
@@ -244,7 +244,9 @@ class EarlyStopping(MonitoringCallback):
         self._drop_weights()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped."""
+        """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped. Raise ConfigError if
+        the metric is one of validations and the loop has none.
+        """
         if self.at_validations and not loop.validates:
             raise ConfigError(
                 f"EarlyStopping monitors {self.monitor!r}, but the loop has no interval of validations; set "

@@ -167,7 +167,9 @@ class GEPA(PromptOptimiser):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> PromptResult:
-        """Search until all steps are done or the budget is spent, and return the best prompts."""
+        """Search until all steps are done or the budget is spent, and return the best prompts. Raise ConfigError if the
+        budget does not even measure the first prompts.
+        """
         adapter.load_package()
         self._begin(train_dataset, val_dataset)
         initial = dict(self.get_initial_resources() or {})
@@ -355,7 +357,7 @@ class GEPA(PromptOptimiser):
         its record to the store.
 
         rewards: its rewards by validation task.
-        parents: the places of its parents in the pool; two if the package has merged it.
+        parents: the indices of its parents in the pool; two if the package has merged it.
         """
         candidate = self._candidate(texts)
         before = self._best

@@ -162,7 +162,7 @@ class CollapseWatch:
         """Return whether the policy is the best so far by a validation, and how it has fallen, if it has.
 
         step: how many steps the policy was trained for.
-        rewards: the reward of each task, by its place in the validation set.
+        rewards: the reward of each task, by its index in the validation set.
         """
         if not rewards:
             return False, ""

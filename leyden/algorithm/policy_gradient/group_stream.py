@@ -27,7 +27,7 @@ class CollectedGroup:
     rollout_ids: list[str]
     """The ids of the group's rollouts, then of its forks."""
     results: list[CollectedRollout | None]
-    """The result of each rollout, by its place in the group; None while the rollout runs."""
+    """The result of each rollout, by its index in the group; None while the rollout runs."""
     forks: list[CollectedRollout | None] | None = None
     """The result of each fork; None until all rollouts have finished, because their results determine the forks."""
 
@@ -45,7 +45,7 @@ class _GroupSlot:
     results: list[CollectedRollout | None]
     """The list of the group that gets the result: that of its rollouts or of its forks."""
     place: int
-    """The result's place in `results`."""
+    """The result's index in `results`."""
     request: EnqueueRolloutRequest
 
 

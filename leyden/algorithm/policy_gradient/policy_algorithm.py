@@ -343,7 +343,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Keep the weights as the best ones.
 
         step: how many steps they were trained for.
-        validation: the rewards of their validation, by place; None: they are the best by their training reward.
+        validation: the rewards of their validation, by task; None: they are the best by their training reward.
         """
         if self._keeps_best:
             aside = self._best.with_name(f"{ASIDE}{_BEST}")

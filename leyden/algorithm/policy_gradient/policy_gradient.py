@@ -206,7 +206,7 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, and the reference and the critic if the options need them."""
+        """Start the policy, and a reference and a critic if options need them. Raise ConfigError without tasks."""
         if train_dataset is None or not len(train_dataset):
             raise ConfigError(f"{type(self).__name__} needs tasks to train on; pass a train_dataset with at least one")
         self._train = train_dataset
@@ -226,7 +226,7 @@ class PolicyGradient(PolicyAlgorithm):
                 stack.push_async_callback(self._stream.close)
 
     async def step(self, iteration: int) -> Metrics:
-        """Sample the groups of a step, and train on them. `iteration` counts from 0."""
+        """Sample the groups of a step (from 0), and train on them. Raise NoTrainingData if no call has tokens."""
         started = time.perf_counter()
         went_back = await self._after_due_fall()
         collected = await self._collect(iteration)

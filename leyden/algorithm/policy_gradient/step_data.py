@@ -247,7 +247,7 @@ def _values(rollout: StepRollout) -> list[float]:
 
 
 def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajectory, list[int]]]:
-    """Yield each sequence with its trajectory and the places of its calls among all calls of the rollout."""
+    """Yield each sequence with its trajectory and the indices of its calls among all calls of the rollout."""
     if not rollout.sequences:
         return
     numbers = sorted(number for trajectory in rollout.data.trajectories for number in trajectory.call_numbers)

@@ -14,7 +14,7 @@ from leyden.algorithm.evaluation import Estimate, estimate
 from leyden.types import PromptTemplate
 
 Rewards = Mapping[int, float]
-"""A candidate's rewards by task: the task's place in the validation set."""
+"""A candidate's rewards by task: the task's index in the validation set."""
 
 _SURE = 0.05
 """A difference is only sure if the p-value of the sign test is at most this."""

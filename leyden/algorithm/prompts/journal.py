@@ -17,7 +17,7 @@ from leyden.errors import CheckpointError
 
 
 class Journal:
-    """The answers of the reflection model by place, in a file with one JSON object for each."""
+    """The answers of the reflection model, each by its place in the search, in a file of JSON lines."""
 
     def __init__(self, path: Path | None = None) -> None:
         """path: None: answers are kept in memory only."""

@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """A text between marks, and the place behind them in the answer."""
+    """A text between marks, and the index after them in the answer."""
 
     text: str
     end: int

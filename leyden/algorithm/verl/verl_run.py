@@ -184,7 +184,7 @@ def _check_address(address: str) -> None:
 
 
 def _start_ray(options: dict[str, Any]) -> None:
-    """Call `ray.init` again if Ray's own processes time out."""
+    """Call `ray.init`, again if Ray's own processes time out. Raise ConfigError if that fails."""
     import ray
 
     for left in reversed(range(_RAY_STARTS)):

@@ -247,7 +247,7 @@ class VLLMClient:
 
 
 def _json(path: str, text: str) -> dict[str, Any]:
-    """Return an answer's JSON object; {} for an empty answer, {"value": ...} for any other value."""
+    """Return an answer's JSON object; {} for no text, {"value": ...} for other JSON. Raise EngineError otherwise."""
     if not text.strip():
         return {}
     try:

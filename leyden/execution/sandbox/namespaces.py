@@ -268,7 +268,7 @@ class _Relay:
         self._send(peer)
 
     def _send(self, fd: int) -> None:
-        """Send what a connection has not taken; then read from its peer again."""
+        """Send what a connection has not taken. Read from its peer again once nothing is left."""
         data = self._unsent[fd]
         if data:
             try:

@@ -133,7 +133,7 @@ def make_advantages(name: str, constants: Mapping[str, Any] | None = None) -> Ad
 
 
 def members(rollouts: Sequence[RolloutRewards]) -> dict[int, list[int]]:
-    """Return the places of each group's rollouts in the list, by the group's number."""
+    """Return the indices of each group's rollouts in the list, by the group's number."""
     places: defaultdict[int, list[int]] = defaultdict(list)
     for place, rollout in enumerate(rollouts):
         places[rollout.group].append(place)

@@ -26,7 +26,7 @@ class VinePPOAdvantages(GroupAdvantages):
     n_forks: int = 4
     """Forks at each chosen call; at least 1. More make its advantage less noisy."""
     calls: tuple[int, ...] | None = None
-    """The calls at which a rollout is forked, by their place among its trained calls. None: all but the first, whose
+    """The calls at which a rollout is forked, by their index among its trained calls. None: all but the first, whose
     value the group's other rollouts give. Add 0 if calls that are not trained come before it, such as another agent's.
     A call between two chosen ones shares their difference of values."""
     whiten: bool = True

@@ -208,7 +208,9 @@ class EnvWrapper(
         return obs
 
     def advance(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool]:
-        """Step as `step` does, without the cost of an info. Return observation, reward, terminated and truncated."""
+        """Step as `step` does, with its errors and without the cost of an info. Return observation, reward, terminated
+        and truncated.
+        """
         simulator, status = self.simulator, self.status
         if simulator is None or status["done"]:
             raise ResetNeeded("the environment has no episode under way; call reset() first")

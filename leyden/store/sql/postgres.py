@@ -206,7 +206,7 @@ def _line(error: Exception) -> str:
 
 
 def _version(connection: Any, target: Target) -> int:
-    """Return the version of the schema; 0 if there is none yet."""
+    """Return the version of the schema; 0 if it is empty. Raise StoreError if it holds another program's tables."""
     found = connection.execute(
         "SELECT count(*), count(*) FILTER (WHERE tablename = 'leyden_schema') FROM pg_tables WHERE schemaname = %s",
         [target.schema],

@@ -263,8 +263,8 @@ class Supervisor:
     # ---- the program's processes -----------------------------------------------------------------
 
     def _processes(self) -> list[int]:
-        """Return the ids of all descendants. An orphaned one is a child of this process. Without Linux: the program
-        alone, while it runs.
+        """Return the ids of all descendants, of which orphans are children of this process. On systems other than
+        Linux, return the program's id alone, while it runs.
         """
         if not _LINUX:
             return [self._pid] if self._status is None else []
