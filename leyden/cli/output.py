@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LINE_BREAK = re.compile(r"\r\n|[\r\n\v\f\x85\u2028\u2029]")
 _PIPE_WIDTH = 250
 """Columns of a table that goes to a pipe or a file: enough that no row is wrapped."""
+_SHORT_NAME, _LEAST_TAIL = 28, 20
+"""Columns that a table leaves for its first cells, if it can, and that a long text needs at the end of a row."""
 _OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT}
 _BROKEN_PIPE_STATUS = 141
 """What a shell reports for a program that SIGPIPE has ended."""
@@ -114,6 +116,77 @@ def echo_json(data: Any, *, indent: int | None = 2) -> None:
     if printable_on(stream, text) != text:
         text = json.dumps(data, indent=indent)
     _write([text], lambda _, each: each, err=False, stream=stream)
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    cells: Sequence[str | Coloured]
+    rank: int = 0
+    """Columns of the highest rank are left out first where the terminal is too narrow; 0: always shown."""
+    right: bool = False
+    """Align the cells on the right."""
+
+
+def echo_table(columns: Sequence[Column], *, tail: Column | None = None, full: bool = False) -> None:
+    """Print a table. No cell is cut. Columns with a rank are left out until the table fits the terminal. Where it still
+    does not fit, a long first cell has a line of its own, and as a last resort all cells are listed below the first.
+
+    tail: a last column of long texts, each cut where the line ends. It has a line of its own where there is no room.
+    full: fold the long texts instead of cutting them.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    width = shutil.get_terminal_size().columns if is_on_terminal(sys.stdout) else _PIPE_WIDTH
+    texts = [[one_line(each.text if isinstance(each, Coloured) else each) for each in of.cells] for of in columns]
+    widths = [max(map(cell_len, (of.name, *own))) for of, own in zip(columns, texts, strict=True)]
+    shown = list(range(len(columns)))
+
+    def rest() -> int:
+        return sum(widths[i] + 2 for i in shown[1:])
+
+    if widths[0] + rest() > width:
+        while (
+            min(widths[0], _SHORT_NAME) + rest() > width
+            and columns[out := max(shown, key=lambda i: columns[i].rank)].rank
+        ):
+            shown.remove(out)
+        fitting = [each for each in map(cell_len, texts[0]) if each <= width - rest()]
+        widths[0] = max(cell_len(columns[0].name), *fitting, 0)
+    stacked, indent = widths[0] + rest() > width, widths[0] + rest() + 2
+    if stacked or width - indent < _LEAST_TAIL:
+        indent = 2  # of the long texts, which have lines of their own
+    if not stacked:
+        names = [f"{columns[i].name:{'>' if columns[i].right else '<'}{widths[i]}}" for i in shown]
+        echo("  ".join([*names, tail.name if tail is not None and indent > 2 else ""]).rstrip())
+    for row, name in enumerate(texts[0]):
+        line = list[str | Coloured]()
+        if cell_len(name) > widths[0] or stacked:
+            echo(name)
+        for i in shown if not stacked else ():
+            padding = " " * (widths[i] - cell_len(texts[i][row]))
+            text = "" if i == 0 and cell_len(name) > widths[0] else columns[i].cells[row]
+            text = text._replace(text=texts[i][row]) if isinstance(text, Coloured) else text and texts[i][row]
+            line += [padding, text, "  "] if columns[i].right else [text, padding if text else " " * widths[i], "  "]
+        if stacked:
+            facts = Text(", ".join(f"{columns[i].name} {texts[i][row]}".replace(" ", "\xa0") for i in shown[1:]))
+            for each in facts.wrap(terminal(), max(1, width - 2), overflow="fold"):
+                echo("  ", each.plain.rstrip().replace("\xa0", " "))
+        lines = list[str]()
+        if tail is not None:
+            text = Text(str(tail.cells[row]) if full else one_line(str(tail.cells[row])))
+            if not full:
+                text.truncate(max(1, width - indent), overflow="ellipsis")
+            lines = [each.plain.rstrip() for each in text.wrap(terminal(), max(1, width - indent), overflow="fold")]
+        if not stacked:
+            line += [lines.pop(0)] if lines and indent > 2 else []
+            while line and not str(line[-1] if isinstance(line[-1], str) else line[-1].text).strip():
+                line.pop()
+            echo(*line)
+        for each in lines:
+            echo(" " * indent, each)
 
 
 def terminal(*, err: bool = False) -> Console:

@@ -31,7 +31,8 @@ def plot(
 ) -> None:
     """Draw a metric of one or several runs over the iterations, of training and of validation.
 
-    A running run can be drawn too. SVG needs nothing; PNG needs matplotlib.
+    A running run can be drawn too. The legend says what differs between several runs: their options, and names that a
+    person has chosen. SVG needs nothing; PNG needs matplotlib.
 
     \b
     Examples:
@@ -48,6 +49,7 @@ def plot(
     from leyden.errors import ConfigError
     from leyden.training.runs import open_run
     from leyden.training.runs.chart import draw_file, draw_text
+    from leyden.training.runs.run_options import labels_of
 
     if as_json and output is not None:
         raise ConfigError("--json prints the points, and --output writes a picture; give one of them")
@@ -56,7 +58,8 @@ def plot(
     for each in run:
         await_server(each)
     opened = [open_run(each) for each in run]
-    series = [each for one in opened for each in _series_of(one, metric, named=len(opened) > 1)]
+    names = labels_of(opened) if len(opened) > 1 else [""]
+    series = [each for one, name in zip(opened, names, strict=True) for each in _series_of(one, metric, name)]
     if not series:
         _refuse(opened, metric)
     if as_json:
@@ -82,14 +85,14 @@ def plot(
         echo(f"iteration {row.iteration}: back to the weights after step {row.metrics['restored_to']}")
 
 
-def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:
+def _series_of(run: RecordedRun, metric: str, label: str) -> list[Series]:
     """Return a run's values of a metric, one series for each stage that has some.
 
-    named: put the run's name before the stage's, because several runs are drawn.
+    label: stands before the stage's name, to tell runs apart.
     """
     from leyden.training.runs.chart import Series
 
-    prefix = f"{run.record.name} " if named else ""
+    prefix = f"{label}{',' if ' ' in label else ''} " if label else ""
     rows = run.metrics()
     found: list[Series] = []
     for stage in ("train", "val", "test"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import AsJson, cell, echo, echo_data, echo_json, echo_text, terminal, write_output
+from leyden.cli.output import AsJson, Column, echo, echo_data, echo_json, echo_table, echo_text, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,25 +79,16 @@ def history(
     if as_json:
         echo_json([record.model_dump(mode="json") for record in found])
         return
-    from rich.markup import escape
-    from rich.table import Table
-
     from leyden._lib.formatting import figure
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("round", justify="right", no_wrap=True)
-    table.add_column("reward", justify="right", no_wrap=True)
-    for column in ("tasks", "", "resources"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("reason", overflow="fold" if full else "ellipsis", no_wrap=not full)
-    for record in found:
-        state = "best" if record.accepted else "kept" if record.kept else ""
-        reason = record.reason or "the first prompts"
-        table.add_row(
-            *(str(record.round), figure(record.reward, 3), str(record.tasks), state, cell(record.resources_id)),
-            escape(reason) if full else cell(reason),
-        )
-    terminal().print(table)
+    columns = [
+        Column("round", [str(each.round) for each in found], right=True),
+        Column("reward", [figure(each.reward, 3) for each in found], right=True),
+        Column("tasks", [str(each.tasks) for each in found], right=True),
+        Column("", ["best" if each.accepted else "kept" if each.kept else "" for each in found]),
+        Column("resources", [each.resources_id for each in found], 1),
+    ]
+    echo_table(columns, tail=Column("reason", [each.reason or "the first prompts" for each in found]), full=full)
 
 
 @prompts_commands.command()

@@ -12,6 +12,7 @@ from leyden.cli.store_options import WAIT_SECONDS
 from leyden.training.runs import RecordedRun, RewardMetrics, open_run
 from leyden.training.runs.folder import folder_bytes
 from leyden.training.runs.opening import PAUSED_SECONDS
+from leyden.training.runs.run_description import NOT_DEFAULT, command_of
 
 if TYPE_CHECKING:
     from leyden.training import MetricValue
@@ -61,6 +62,8 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
         "directory": None if run.directory is None else str(run.directory),
         "algorithm": algorithm.get("name"),
         "model": model.get("name"),
+        "options": record.config.get(NOT_DEFAULT),
+        "command": command_of(record.config),
         "start_time": record.start_time,
         "end_time": record.end_time,
         "seconds": seconds_of(run),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leyden.cli.output import AsJson, cell, echo, echo_json, terminal
+from leyden.cli.output import AsJson, Coloured, Column, echo, echo_json, echo_table
 
 if TYPE_CHECKING:
     from leyden.training.runs import RecordedRun
+    from leyden.types.run_record import RunRecord
 
 
 def runs(
@@ -23,17 +25,27 @@ def runs(
     limit: Annotated[
         int, typer.Option("-n", "--limit", min=1, help="The most runs to show; the newest come first.")
     ] = 20,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Options and metrics to show, by the ends of their names: learning_rate,val/reward.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs with their algorithm, state and reward.
 
     A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone). The
-    time that it took does not include pauses before a resume. The size is that of its folder.
+    time that it took does not include pauses before a resume. The size is that of its folder. As far as there is room,
+    columns show the options that differ between the runs; `(default)` is an option that a run left alone, and `-` one
+    that it does not have or did not record.
 
     \b
     Examples:
       leyden runs
       leyden runs --dir experiments/.leyden -n 5
+      leyden runs --columns learning_rate,val/reward
       leyden runs http://127.0.0.1:4747
       leyden runs --json | jq -r '.[] | select(.state == "failed") | .name'
     """
@@ -41,6 +53,7 @@ def runs(
     from leyden.cli.run_views import as_data, open_runs
     from leyden.errors import ConfigError, LeydenError
     from leyden.training.runs.recorded_runs import find_runs
+    from leyden.training.runs.run_options import column_of
 
     damaged: list[str] = []
     if source is None and not directory.exists():
@@ -58,48 +71,61 @@ def runs(
             readable.append((run, as_data(run)))
         except LeydenError as error:
             damaged.append(f"{run.directory or run.record.name}: {error}")
+    names = [each.strip() for each in (columns or "").split(",") if each.strip()]
+    chosen = {name: column_of([run for run, _ in readable], name) for name in names if readable}
     if as_json:
+        for number, (_, data) in enumerate(readable):
+            data.update({"columns": {name: values[number] for name, values in chosen.items()}} if names else {})
         echo_json([data for _, data in readable])
     elif not found and not damaged:
         echo(f"no runs in {source or directory}; a trainer's fit() makes one, and so does leyden demo")
     else:
-        _show(readable)
+        _show(readable, chosen)
         if total > len(found):
             echo(f"{total - len(found):,} older runs are not shown; use --limit", err=True)
     for trouble in damaged:
         echo(f"a run is left out: {trouble}", err=True)
 
 
-def _show(found: list[tuple[RecordedRun, dict[str, Any]]]) -> None:
-    """Print the runs as a table, with the course of the reward as a sparkline."""
-    from rich.table import Table
+def _show(found: list[tuple[RecordedRun, dict[str, Any]]], chosen: Mapping[str, list[Any]]) -> None:
+    """Print the runs as a table, with the course of the reward as a sparkline.
 
+    chosen: the values of further columns by name.
+    """
     from leyden._lib.formatting import duration, size
     from leyden.cli.run_views import COLOURS, age, reward_text
     from leyden.training.runs.chart import sparkline
+    from leyden.training.runs.run_options import value_text
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "kind", "algorithm", "model", "state"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("steps", justify="right", no_wrap=True)
-    for column in ("reward", ""):
-        table.add_column(column, no_wrap=True)
-    for column in ("started", "took", "size"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for run, data in found:
-        folder = "" if run.directory is None else run.directory.name
-        reward = run.summary_metrics().reward
-        table.add_row(
-            cell(data["name"] + (f" ({folder})" if folder not in ("", data["name"]) else "")),
-            cell(data["kind"]),
-            cell((data["algorithm"] or "-").rpartition(".")[2]),
-            cell(Path(data["model"]).name if data["model"] else "-"),
-            f"[{COLOURS[run.state]}]{run.state}[/]",
-            str(data["iterations"] or "-"),
-            reward_text(reward),
-            sparkline(reward.values, 12) if reward is not None else "",
-            age(data["start_time"]),
-            duration(data["seconds"]),
-            "-" if data["bytes"] is None else size(sum(data["bytes"].values())),
-        )
-    terminal().print(table)
+    rows, rewards = [data for _, data in found], [run.summary_metrics().reward for run, _ in found]
+    names = [
+        each["name"]
+        + (f" ({folder})" if (folder := Path(each["directory"] or "").name) not in ("", each["name"]) else "")
+        for each in rows
+    ]
+    columns = [
+        Column("name", names),
+        Column("kind", [each["kind"] for each in rows], 60),
+        Column("algorithm", [(each["algorithm"] or "-").rpartition(".")[2] for each in rows], 30),
+        Column("model", [Path(each["model"]).name if each["model"] else "-" for each in rows], 40),
+        Column("state", [Coloured(each["state"], COLOURS[each["state"]]) for each in rows]),
+        Column("steps", [str(each["iterations"] or "-") for each in rows], right=True),
+        Column("reward", [reward_text(each) for each in rewards]),
+        Column("", ["" if each is None else sparkline(each.values, 12) for each in rewards], 90),
+        *(Column(name, list(map(value_text, values))) for name, values in chosen.items()),
+        *_options([run.record for run, _ in found], chosen),
+        Column("started", [age(each["start_time"]) for each in rows], 10, right=True),
+        Column("took", [duration(each["seconds"]) for each in rows], 50, right=True),
+        Column("size", [size(sum(each["bytes"].values())) if each["bytes"] else "-" for each in rows], 70, right=True),
+    ]
+    echo_table(columns)
+
+
+def _options(records: list[RunRecord], chosen: Mapping[str, Any]) -> list[Column]:
+    """Return columns of the options that differ between runs; none if the user has chosen columns."""
+    from leyden.training.runs.run_options import differing, short_names, value_text, without_classes
+
+    options = {path: values for path, values in differing(records).items() if "." in path}
+    found = {} if chosen else without_classes(options)
+    names = short_names(found)
+    return [Column(names[path], list(map(value_text, found[path])), 11 + n) for n, path in enumerate(found)]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.output import AsJson, Coloured, echo, echo_json
+from leyden._lib.formatting import one_line
+from leyden.cli.output import AsJson, Coloured, echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from leyden.store import LightningStore
@@ -41,8 +44,9 @@ def show(
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 
-    A run: its state, rewards, newest metrics and counts, and why rollouts failed, with an example of each reason. A
-    rollout: its steps, its conversation with tool calls and rewards, and how many tokens were recorded.
+    A run: its state, the options that are not defaults, rewards, newest metrics and counts, why rollouts failed, with
+    an example of each reason, and the command that started it. A rollout: its steps, its conversation with tool calls
+    and rewards, and how many tokens were recorded.
 
     \b
     Examples:
@@ -173,6 +177,8 @@ def _print_head(run: RecordedRun) -> None:
         seconds_of,
     )
     from leyden.training.runs.chart import sparkline
+    from leyden.training.runs.run_description import command_of
+    from leyden.training.runs.run_options import changed_of, value_text
 
     record, data, metrics = run.record, as_data(run), run.summary_metrics()
     echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
@@ -187,6 +193,8 @@ def _print_head(run: RecordedRun) -> None:
     lengths = [f"{n:,} {name}" for name in sets if isinstance(n := part_of(sets, name).get("length"), int)]
     if lengths:
         echo(f"tasks       {', '.join(lengths)}")
+    options = changed_of(record)
+    _echo_list("options", [f"{re.sub('^(algorithm|vessel).', '', p)} {value_text(options[p])}" for p in options])
     if metrics.iterations:
         echo(f"steps       {metrics.iterations:,}")
     for name, reward in (("reward", metrics.reward), ("val reward", metrics.val_reward)):
@@ -195,15 +203,21 @@ def _print_head(run: RecordedRun) -> None:
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
         echo(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
     for stage, values in newest_metrics(run).items():
-        # names and numbers stay together, because lines break at plain spaces only
-        listed = ", ".join(f"{name}\xa0{figure(value)}" for name, value in sorted(values.items()) if name != "reward")
-        lines = textwrap.wrap(listed, 88, break_long_words=False, break_on_hyphens=False)
         title = "metrics" if stage == "train" else f"{stage} metrics"
-        for line in lines:
-            echo(f"{title:<12}{line}".replace("\xa0", " "))
-            title = ""
+        _echo_list(title, [f"{name} {figure(value)}" for name, value in sorted(values.items()) if name != "reward"])
     if left := [f"{value} {name}" for name, value in budget_left(run).items()]:
         echo(f"budget left {', '.join(left)}")
+    if (command := command_of(record.config)) is not None:
+        echo(f"command     {command}")
+
+
+def _echo_list(title: str, items: Iterable[str]) -> None:
+    """Print items after a title. An item is broken only where it is longer than a line."""
+    # what belongs together stays together, because lines break at plain spaces only
+    listed = ", ".join(one_line(item).replace(" ", "\xa0") for item in items)
+    for line in textwrap.wrap(listed, max(20, min(88, terminal().width - 12)), break_on_hyphens=False):
+        echo(f"{title:<12}{line}".replace("\xa0", " "))
+        title = ""
 
 
 # ---- rollouts ------------------------------------------------------------------------------------

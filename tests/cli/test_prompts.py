@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden._lib.formatting import figure
 from leyden.algorithm.evaluation import Evaluation
 from leyden.cli import main
 from leyden.gateway import UpstreamModel
@@ -97,6 +98,24 @@ def test_the_history_has_rewards_decisions_and_reasons(run: Path, leyden: Callab
     accepted = [record["reward"] for record in records if record["accepted"]]
     assert accepted == sorted(accepted) and len(accepted) >= 2
     assert any(record["comparison"].startswith("0.2 (95 % interval") for record in records)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_the_history_keeps_rounds_and_rewards_on_a_narrow_terminal(
+    run: Path, leyden: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    _, as_json, _ = leyden("prompts", "history", str(run), "--json")
+    monkeypatch.setattr("leyden.cli.output.is_on_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, printed, _ = leyden("prompts", "history", str(run))
+    lines = printed.splitlines()
+    assert lines[0].split()[:3] == ["round", "reward", "tasks"] and max(map(len, lines)) <= width
+    rows = [line.split() for line in lines[1:] if line.split()[0].isdecimal()]
+    records = json.loads(as_json)
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        (str(record["round"]), figure(record["reward"], 3), str(record["tasks"])) for record in records
+    ]
+    assert printed.count("RULE: ") >= len(rows) - 1
 
 
 def test_the_diff_shows_the_rules_that_were_added(

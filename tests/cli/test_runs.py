@@ -282,6 +282,141 @@ def test_a_run_that_was_stopped_says_how_to_continue_it(said: Said, recorded: Pa
     assert "continue" not in said("show", "latest")[0]
 
 
+# ---- options, columns and widths -----------------------------------------------------------------
+
+GRPO = {"name": "leyden.algorithm.policy_gradient.settings.GRPO", "options": {"tasks_per_step": 8}}
+OPTIM = {"algorithm.optim": "leyden.engine.policy_backend.OptimParams"}
+LONG = "an experiment with a very long name 中文名字的实验运行🎉"
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of four runs of one algorithm: two learning rates, its default, and one of an earlier version."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(folder: str, number: int, config: dict[str, Any], name: str | None = None) -> None:
+        directory, manifest = begin_run(Path(".leyden") / folder, name=name, config={"algorithm": GRPO, **config})
+        record = manifest.record
+        record.start_time, record.end_time, record.status = 1000.0 * number, 1000.0 * number + 1, "succeeded"
+        manifest.write(directory)
+        rows = [{"iteration": n, "stage": "train", "seconds": n, "reward": n / 10, "loss": -n / number} for n in (1, 2)]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    started = {"program": "/a b/train.py", "command": ["/v/bin/python", "train.py", "--lr", "1e-4"], "cwd": "/a b"}
+    for number, rate in enumerate((1e-4, 3e-4), start=1):
+        changed = {**OPTIM, "algorithm.optim.learning_rate": rate, "trainer.n_runners": 2}
+        make(f"20261123-01010{number}-a21{number}", number, {"not_default": changed, **started})
+    make("20261123-010103-a213", 3, {"not_default": {"algorithm.tasks_per_step": 4, "trainer.n_runners": 2}}, LONG)
+    make("20261123-010104-a214", 4, {})
+    return tmp_path / ".leyden"
+
+
+def test_options_that_differ_are_columns_and_a_run_of_an_earlier_version_says_nothing(tuned: Path, said: Said) -> None:
+    head, *lines = said("runs", "--dir", str(tuned))[0].splitlines()
+    places = {name: head.index(name) for name in ("learning_rate", "tasks_per_step")}
+    assert "n_runners" not in head and "optim" not in head.replace("learning_rate", ""), "all have the same"
+
+    def shown(name: str) -> list[str]:
+        from rich.cells import cell_len
+
+        wide = [cell_len(line) - len(line) for line in lines]
+        return [line[places[name] - more :].split()[0] for line, more in zip(lines, wide, strict=True)]
+
+    assert shown("learning_rate") == ["-", "(default)", "0.0003", "0.0001"]
+    assert shown("tasks_per_step") == ["-", "4", "(default)", "(default)"]
+    rows = json.loads(said("runs", "--dir", str(tuned), "--json")[0])
+    assert [row["options"] and row["options"].get("algorithm.optim.learning_rate") for row in rows] == [
+        None,
+        None,
+        3e-4,
+        1e-4,
+    ]
+    assert rows[0]["options"] is None and rows[0]["command"] is None
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("learning_rate", ["-", "(default)", 3e-4, 1e-4]),
+        ("optim.learning_rate", ["-", "(default)", 3e-4, 1e-4]),
+        ("algorithm.optim.learning_rate", ["-", "(default)", 3e-4, 1e-4]),
+        ("tasks_per_step", [8, 4, 8, 8]),
+        ("loss", [-0.5, -2 / 3, -1.0, -2.0]),
+        ("train/reward", [0.2] * 4),
+    ],
+)
+def test_any_option_or_metric_can_be_a_column(tuned: Path, said: Said, column: str, values: list[Any]) -> None:
+    rows = json.loads(said("runs", "--dir", str(tuned), "--columns", f" {column} ,", "--json")[0])
+    assert [row["columns"] for row in rows] == [{column: value} for value in values]
+    assert said("runs", "--dir", str(tuned), "--columns", column)[0].splitlines()[0].split().count(column) == 1
+
+
+def test_a_column_that_no_run_has_is_refused_with_the_nearest_one(tuned: Path, said: Said) -> None:
+    error = said("runs", "--dir", str(tuned), "--columns", "learning_rat", code=1)[1]
+    assert error.endswith("no run has an option or a metric 'learning_rat'; did you mean 'learning_rate'?\n")
+    path = tuned / "20261123-010104-a214" / "run.json"
+    manifest = json.loads(path.read_text())
+    manifest["config"]["not_default"] = {"algorithm.critic_optim.learning_rate": 1.0}
+    path.write_text(json.dumps(manifest))
+    error = said("runs", "--dir", str(tuned), "--columns", "learning_rate", code=1)[1]
+    assert "fits several options: algorithm.critic_optim.learning_rate, algorithm.optim.learning_rate" in error
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
+def test_names_and_values_are_whole_at_any_width(
+    tuned: Path, said: Said, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr("leyden.cli.output.is_on_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = said("runs", "--dir", str(tuned))[0].splitlines()
+    names = [*(f"20261123-01010{n}-a21{n}" for n in (1, 2, 4)), f"{LONG} (20261123-010103-a213)"]
+    for name in names:
+        (at,) = [n for n, line in enumerate(lines) if line.startswith(name)]
+        assert "succeeded" in "".join(lines[at : at + 2]) and "0.1 -> 0.2" in "".join(lines[at : at + 3])
+    from rich.cells import cell_len
+
+    assert all(cell_len(line) <= width or line in names for line in lines), lines
+    assert len(lines) <= (13 if width == 30 else 9)
+    chosen = said("runs", "--dir", str(tuned), "--columns", "learning_rate,n_runners,loss")[0]
+    assert "0.0003" in chosen and "n_runners" in chosen and "-0.666667" in chosen
+
+
+def test_a_run_is_shown_with_its_options_and_the_command_that_started_it(tuned: Path, said: Said) -> None:
+    shown = said("show", str(tuned / "20261123-010101-a211"))[0]
+    assert "options     optim OptimParams, optim.learning_rate 0.0001, trainer.n_runners 2\n" in shown
+    assert "command     cd '/a b' && /v/bin/python train.py --lr 1e-4\n" in shown
+    of_old = said("show", str(tuned / "20261123-010104-a214"))[0]
+    assert "options" not in of_old and "command" not in of_old
+
+
+def test_the_legend_of_a_plot_says_what_differs(tuned: Path, said: Said) -> None:
+    runs = [str(each) for each in sorted(tuned.iterdir())]
+    drawn = said("plot", *runs[:2], "--width", "80")[0]
+    assert drawn.splitlines()[-1].strip().split("   ") == [
+        "● learning_rate 0.0001, train",
+        "○ learning_rate 0.0003, train",
+    ]
+    lines = said("plot", *runs, "--width", "60")[0].splitlines()[-4:]
+    assert [line.strip() for line in lines] == [
+        "● learning_rate 0.0001, tasks_per_step (default), train",
+        "○ learning_rate 0.0003, tasks_per_step (default), train",
+        f"▲ {LONG}: learning_rate (default), tasks_per_step 4, train",
+        "△ 20261123-010104-a214 train",
+    ]
+    points = json.loads(said("plot", *runs[:2], "--json")[0])
+    assert [each["name"] for each in points] == ["learning_rate 0.0001, train", "learning_rate 0.0003, train"]
+
+
+def test_two_runs_that_nothing_tells_apart_keep_their_names(tuned: Path, said: Said) -> None:
+    shutil.copytree(tuned / "20261123-010101-a211", tuned / "again")
+    path = tuned / "again" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "run_id": "other"}))
+    points = json.loads(said("plot", str(tuned / "20261123-010101-a211"), str(tuned / "again"), "--json")[0])
+    first, second = (each["name"] for each in points)
+    assert first != second and "other" in second
+
+
 # ---- folders that were moved, copied or damaged --------------------------------------------------
 
 

@@ -76,8 +76,9 @@ def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) ->
     lines.append(f"{'':>{margin}} └{'─' * columns}")
     lines.append(f"{'':>{margin}}  {_iteration_labels(frame, columns)}")
     if len(series) > 1:
-        legend = "   ".join(f"{_marker(number)} {each.name}" for number, each in enumerate(series))
-        lines.append(f"{'':>{margin}}  {legend}")
+        legend = [f"{_marker(number)} {each.name}" for number, each in enumerate(series)]
+        is_long = len("   ".join(legend)) > columns
+        lines += [f"{'':>{margin}}  {each}" for each in (legend if is_long else ["   ".join(legend)])]
     return [line.rstrip() for line in lines]
 
 
@@ -164,7 +165,8 @@ def draw_svg(series: Sequence[Series], *, title: str, width: int = 720, height: 
     """Return the chart as an SVG document of this size in pixels."""
     series = _finite(series)
     frame = _frame(series)
-    left, right, top, bottom = 70, 20, 40, 44 + 20 * ((len(series) + 2) // 3)
+    in_a_row = 3 if all(len(each.name) <= 28 for each in series) else 1  # a longer name would run into the next one
+    left, right, top, bottom = 70, 20, 40, 44 + 20 * math.ceil(len(series) / in_a_row)
 
     def x(iteration: float) -> float:
         return left + frame.across(iteration) * (width - left - right)
@@ -190,7 +192,7 @@ def draw_svg(series: Sequence[Series], *, title: str, width: int = 720, height: 
         else:
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        legend_x, legend_y = left + (number % 3) * 210, height - bottom + 42 + 20 * (number // 3)
+        legend_x, legend_y = left + (number % in_a_row) * 210, height - bottom + 42 + 20 * (number // in_a_row)
         parts.append(f'<rect x="{legend_x}" y="{legend_y - 9}" width="14" height="4" fill="{colour}"/>')
         parts.append(f'<text x="{legend_x + 20}" y="{legend_y - 3}">{escape(each.name)}</text>')
     return "\n".join([*parts[:2], '<g font-family="sans-serif" font-size="12">', *parts[2:], "</g>", "</svg>"]) + "\n"
