@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 Component: TypeAlias = str | Callable[..., Any]
 """An import path, a class or a factory."""
+Spec: TypeAlias = str | Mapping[str, Any] | Callable[..., Any]
+"""What `build_component` takes in place of an instance."""
 Registry: TypeAlias = Mapping[str, Component]
 """Components by their short names."""
 

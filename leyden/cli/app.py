@@ -41,6 +41,7 @@ from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
 from leyden.cli.resources import resources_commands
+from leyden.cli.run import run
 from leyden.cli.runs import runs
 from leyden.cli.samples import samples
 from leyden.cli.serve import serve
@@ -81,6 +82,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Train an agent on this machine, in a few minutes.")(demo)
+app.command(short_help="Start a run from a file.")(run)
 app.command(short_help="List runs, with their rewards.")(runs)
 app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)

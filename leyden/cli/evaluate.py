@@ -86,7 +86,8 @@ def evaluate(
     import asyncio
 
     from leyden._lib.logs import setup_logging
-    from leyden.cli.eval_inputs import load_agent, load_tasks, read_given
+    from leyden.cli.eval_inputs import read_given
+    from leyden.cli.inputs import load_agent, load_tasks
     from leyden.errors import ConfigError, RunInterrupted
     from leyden.trainer import Trainer
 

@@ -54,7 +54,7 @@ def lr_range(
     """
     from leyden._lib.logs import setup_logging
     from leyden.algorithm.policy_gradient.rate_finder import RateFinder
-    from leyden.cli.eval_inputs import load_agent, load_tasks
+    from leyden.cli.inputs import load_agent, load_tasks
     from leyden.cli.model_option import ModelOption
     from leyden.engine import IsolatedBackend
     from leyden.errors import ConfigError, RunInterrupted

@@ -72,7 +72,7 @@ def replay(
     import asyncio
 
     from leyden._lib.logs import setup_logging
-    from leyden.cli.eval_inputs import load_agent
+    from leyden.cli.inputs import load_agent
     from leyden.cli.run_views import await_server
     from leyden.errors import RunInterrupted
     from leyden.trainer import Trainer

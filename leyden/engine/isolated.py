@@ -22,7 +22,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import leyden
 from leyden._lib.host.child import Command
@@ -69,6 +69,8 @@ class Visitor:
 
 class IsolatedBackend(PolicyBackend):
     """An `EmbeddedBackend` in a child process. The child ends when this process does, also if that is killed."""
+
+    further_options: ClassVar = (EmbeddedBackend, _OPTIONS)
 
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
         """model: a folder or a hub name; an object cannot be sent to another process.

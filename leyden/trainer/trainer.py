@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from leyden._lib.components import KeepsArguments, build_component, load_class
+from leyden._lib.components import KeepsArguments, Spec, build_component, load_class
 from leyden._lib.logs import setup_logging_if_asked
 from leyden._lib.options import check_flag, check_number, check_several, named_arguments
 from leyden._lib.tracebacks import short_errors
@@ -112,24 +112,24 @@ class Trainer(KeepsArguments, TrainerLegacy):
     def __init__(
         self,
         *,
-        algorithm: Any = None,
+        algorithm: Algorithm | Spec | None = None,
         dev: bool = False,
         n_runners: int | None = None,
         concurrency: int | None = None,
         max_rollouts: int | None = None,
         initial_resources: NamedResources | None = None,
-        tracer: Any = None,
-        adapter: Any = None,
-        store: Any = None,
-        runner: Any = None,
-        strategy: Any = None,
+        tracer: Tracer | Spec | None = None,
+        adapter: TraceAdapter[Any] | Spec | None = None,
+        store: LightningStore | Spec | None = None,
+        runner: Runner[Any] | Spec | None = None,
+        strategy: ExecutionStrategy | Spec | None = None,
         port: int | None = None,
         daemon: bool | None = None,
-        llm_proxy: Any = None,
+        llm_proxy: LLMProxy | Spec | None = None,
         hooks: Hook | Sequence[Hook] | None = None,
         run_dir: str | Path | None = None,
         retention: Retention | None = None,
-        monitor: Any = False,
+        monitor: Monitor | Spec | bool = False,
         max_algorithm_restarts: int = 0,
         callbacks: Callback | Sequence[Callback] = (),
         loggers: LogWriter | Sequence[LogWriter] = (),
@@ -275,6 +275,12 @@ class Trainer(KeepsArguments, TrainerLegacy):
         FastAlgorithm, and is `Baseline()` if the trainer has none. Raise InvalidArgument (a TypeError) for another one.
         """
         return self._debug(self._checked(agent, train_dataset, val_dataset, dev=True))
+
+    def check(
+        self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> None:
+        """Raise the ConfigError that `fit` would raise for these arguments before a run starts. Nothing is started."""
+        self._checked(agent, train_dataset, val_dataset, dev=self._dev)
 
     def _fit_served(self, client: AgentLightningClient, agent: LitAgent[Any]) -> RunSummary:
         limit = None if self.max_rollouts is None else self.max_rollouts * self.n_runners

@@ -15,6 +15,7 @@ from leyden.cli.app import app
 
 HEAVY = ("pydantic", "rich", "aiohttp", "asyncio", "yaml", "torch", "leyden.types", "leyden.store")
 COMMANDS = (
+    "run",
     "demo",
     "runs",
     "show",

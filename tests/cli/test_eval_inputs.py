@@ -11,7 +11,8 @@ import pytest
 
 from leyden.agent import LitAgent
 from leyden.cli.demo import WEIGHTS
-from leyden.cli.eval_inputs import load_agent, load_tasks, read_given
+from leyden.cli.eval_inputs import read_given
+from leyden.cli.inputs import load_agent, load_tasks
 from leyden.errors import ConfigError
 from leyden.store import open_store
 from leyden.training.runs import open_run

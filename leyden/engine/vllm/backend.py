@@ -19,7 +19,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, ClassVar, Final, Literal, cast, get_args
 
 from leyden._lib.host.listening import check_token
 from leyden._lib.options import check_choice, check_flag, check_names, check_number, check_path, check_port
@@ -107,6 +107,8 @@ def _by_learner(method: Method) -> Method:
 
 class VLLMBackend(PolicyBackend):
     """A policy that vLLM samples and Leyden trains."""
+
+    further_options: ClassVar = (EmbeddedBackend, _LEARNER_OPTIONS)
 
     def __init__(
         self,

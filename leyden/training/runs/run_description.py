@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from leyden._lib.components import arguments_of
 from leyden.errors import HIDDEN, redact
+from leyden.training.runs.start import started_from
 
 _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
 _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
@@ -138,7 +139,7 @@ def _add_changed(
         default = defaults.get(name, _REQUIRED)
         if _is_same(value, default):
             continue
-        parts = None if depth >= _MAX_DEPTH or _is_secret(name) else _parts_of(value)
+        parts = None if depth >= _MAX_DEPTH or hides(name) else _parts_of(value)
         kind = cast("type[Any]", type(value))
         within = _parts_of(default) if kind is type(default) else None
         if not parts or (issubclass(kind, Mapping) and within and within.keys() - parts.keys()):
@@ -189,11 +190,29 @@ def _defaults_of(kind: Any) -> dict[str, Any]:
     return found
 
 
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return settings as JSON without secrets: of the same form, and whole, so that they can be read again.
+
+    name: the name of the value, which may say that it is secret.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): without_secrets(each, str(key)) for key, each in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(each, name) for each in cast("Sequence[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return f".{value}".replace(".-", "-.")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if name and hides(name):
+        return HIDDEN if value else ""
+    return _KEY.sub(HIDDEN, redact(value)) if isinstance(value, str) else describe(value)
+
+
 def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for key, value in list(options.items())[:_MAX_ITEMS]:
         name = str(key)
-        if not _is_secret(name):
+        if not hides(name):
             described[name] = describe(value, depth=depth + 1)
         elif value is None or isinstance(value, bool | int | float):
             described[name] = value
@@ -202,7 +221,8 @@ def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     return described
 
 
-def _is_secret(name: str) -> bool:
+def hides(name: str) -> bool:
+    """Return whether the name of an option says that its value is secret."""
     return bool(_SECRET.search(name) or _SECRET_IN_CAMEL_CASE.search(name))
 
 
@@ -318,9 +338,12 @@ def _as_json(value: Any) -> Any:
 
 
 def describe_program() -> dict[str, Any]:
-    """Return the program, its arguments, the versions of the installed packages that matter, and the git commit."""
+    """Return what the run was started from, the program, its arguments, the versions of the installed packages that
+    matter, and the git commit.
+    """
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
+        "start": started_from.get(),
         "program": None if path is None or "ipykernel" in path else str(Path(path).resolve()),
         "argv": _without_secrets(sys.argv),
         "command": _without_secrets(sys.orig_argv),
@@ -357,7 +380,7 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
     hide_next = False
     for word in argv[:_MAX_ITEMS]:
         option, _, value = word.partition("=")
-        is_secret = bool(value or word.startswith("-")) and _is_secret(option.lstrip("-"))
+        is_secret = bool(value or word.startswith("-")) and hides(option.lstrip("-"))
         if hide_next and not word.startswith("-"):
             shown.append(HIDDEN)
         elif is_secret and value:
