@@ -196,7 +196,7 @@ def promote(
     token: OperatorToken = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the label production on a version, and previous on the one that had it. One transaction.
+    """Put the label production on a version, and previous on the one that had it, in one transaction.
 
     \b
     Examples:

@@ -53,13 +53,13 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRequest:
-    """The part of a request that is compared."""
+    """The part of a request that is compared: the operation, such as `chat`, and messages and tools in chat form."""
 
     operation: str
     messages: Any
-    """The messages in chat form."""
     tools: Any
     fields: Json
+    """`compared_fields` of the agent's own request."""
 
 
 def compared_fields(request: Json) -> Json:
@@ -95,7 +95,7 @@ class CallReplay:
         return not self._left
 
     def take(self, *requests: ComparedRequest, model: str | None = None) -> Span | None:
-        """Return the recorded call that a request repeats, and remove it; None if the model is to answer the request.
+        """Return the recorded call that a request repeats, and remove it; None for one of the `later` calls.
 
         A request may repeat the next recorded call, or any call that was under way together with that one, because an
         agent does not decide the order of simultaneous calls.

@@ -112,8 +112,8 @@ class Collector:
         n_episode: the number of episodes; None: until the seeds run out.
         explore: whether the policy is to explore.
         on_progress: called with the episodes and steps of this collect so far, whenever an episode ends.
-        Raise ConfigError if an environment is running an episode already, and SimulatorError if all episodes were lost.
-        An error loses the episodes that were collected before it.
+        Raise ConfigError if an environment is running an episode already or the policy returns a wrong number of
+        actions, SimulatorError if all episodes were lost. An error loses the episodes that were collected before it.
         """
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer

@@ -39,6 +39,7 @@ class _Waiting:
     due: float
     """When it is tried again, by the monotonic clock."""
     pause: float
+    """Seconds between the last try and that one."""
 
 
 class UnknownRollouts:

@@ -320,7 +320,9 @@ class _LoopState:
         self._watching: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Start the task that reads news, unless it runs already. It reads news of spans only if a caller waits."""
+        """Start the task that reads news, unless it runs already. News of spans are read only if a caller waits for
+        spans.
+        """
         spans = self._signals.spans_wanted
         if self._watching is not None and not self._watching.done():
             if self._reads_spans or not spans:

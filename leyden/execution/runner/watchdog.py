@@ -82,7 +82,7 @@ warnings = Throttle()
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class InFlight:
-    """An attempt that this process works on."""
+    """An attempt that this process works on. Times are those of `time.monotonic()`."""
 
     agent: str
     """The agent's name, for messages."""
@@ -169,7 +169,7 @@ def stall_reason(then: Clocks, now: Clocks) -> Reason:
 
 @dataclass(eq=False, slots=True)
 class _Stall:
-    """A time in which the event loop does not answer."""
+    """A time in which the event loop does not answer, from `asked` (`time.monotonic()`)."""
 
     asked: float = field(default_factory=time.monotonic)
     step: _Step | None = None

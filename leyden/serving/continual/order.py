@@ -22,7 +22,7 @@ from leyden.serving.continual.guard import RequestOutcome
 
 @dataclass(slots=True)
 class _Request:
-    """A request whose outcome waits."""
+    """A request whose outcome waits: when it was made (Unix seconds), and the values of metrics that have arrived."""
 
     canary: bool
     share: float

@@ -35,6 +35,7 @@ class _RunningEpisode:
     """A running episode of one environment, with its rewards and logs if they are wanted."""
 
     number: int
+    """Counts episodes in the order in which they began, from 1."""
     length: int = 0
     """Steps that were reported so far."""
     rewards: list[float] = field(default_factory=list[float])
