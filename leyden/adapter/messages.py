@@ -45,7 +45,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         """
         agent_match: a regular expression. Only calls of agents whose name contains a match are
             converted. None: all calls.
-        roles: the roles of the calls that are converted, as of `TraceToTriplet`.
+        roles: the roles of the calls that are converted (`leyden.adapter.roles`); None: "agent", and with
+            `agent_match` "subagent" too.
         """
         self.agent_match, self.roles = agent_match, chosen_roles(roles, agent_match)
 

@@ -61,7 +61,8 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
         triplets: the adapter that chooses the calls. None: the calls that the gateway recorded.
         agent_match: a regular expression, in place of `triplets`. Only calls of agents whose name
             contains a match are trained on; the other agents' messages are context.
-        roles: the roles of the calls that are trained on, as of `TraceToTriplet`, in place of `triplets`.
+        roles: the roles of the calls that are trained on (`leyden.adapter.roles`), in place of `triplets`; None: the
+            agent's, and with `agent_match` those of subagents of that name too.
         Raise ConfigError if `triplets` and another are given.
         """
         if triplets is not None and roles is not None:

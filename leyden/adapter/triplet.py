@@ -141,7 +141,7 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
     """
 
     def __init__(self, roles: Collection[str] | None = None) -> None:
-        """roles: the roles of the calls that become triplets, as of `TracerTraceToTriplet`."""
+        """roles: the roles of the calls that become triplets (`leyden.adapter.roles`); None: the agent's."""
         self.roles = chosen_roles(roles)
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:

@@ -77,7 +77,7 @@ class ForkReturns:
     by_call: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """Returns by the number of calls that the forks repeated."""
     diverged: list[str] = field(default_factory=list[str])
-    """For each fork that differed from the record, how, in one line. It has no return here."""
+    """A line for each fork that differed from the record, which says how. Such a fork has no return in `by_call`."""
     without_reward: int = 0
     """Forks without a reward."""
 

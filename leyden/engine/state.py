@@ -36,7 +36,7 @@ class LoadedState:
     moments: dict[str, Tensor]
     """The optimizer's moments, by the parameter's name, a dot and the moment's name."""
     steps: dict[str, float]
-    """The number of optimizer steps by the parameter's name; none for one without a step."""
+    """The number of optimizer steps by the parameter's name. Parameters without a step are missing."""
     policy_version: int
     random_state: tuple[Any, ...]
     """The state of the sampler's `random.Random`."""

@@ -44,7 +44,7 @@ _COUNTERS = frozenset({"attempts_ended", "attempts_completed", "attempts_succeed
 _PROBE_SECONDS = 10.0
 """A store that has not replied after this time is unreachable."""
 _ABANDON_SECONDS = 3600.0
-"""After this silence, a worker is no longer judged."""
+"""Seconds without a report after which a worker is no longer judged."""
 _UPSTREAM_SECONDS = 6 * REPORT_SECONDS
 """The age at which a gateway's samples expire."""
 _MAX_WORKERS = 10_000

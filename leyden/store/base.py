@@ -562,7 +562,8 @@ class LightningStore(NamedOptions, ABC):
     async def update_many_attempts(self, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
         """Change several attempts in one transaction, all or none, and return them in the order given.
 
-        Raise what `update_attempt` raises, and ConfigError if two updates name one attempt. Safe to retry.
+        Raise UnknownRollout, UnknownAttempt, IllegalTransition for a change of an ended attempt's status, and
+        ConfigError if two updates name one attempt. Safe to retry.
         """
 
     @abstractmethod
@@ -773,7 +774,9 @@ class LightningStore(NamedOptions, ABC):
         moves: each with the version that the label must be on now.
         freeze: ids and versions to freeze.
         who, why, release_id: for the audit log.
-        Raise what `set_label` and `freeze_resources` raise. Safe to retry: completed changes stay as they are.
+        Raise LabelMoved if a label is elsewhere, VersionFrozen for a frozen version, UnknownResources for one that is
+        not in the store, ConfigError for a bad label and for freezing a version with a label. Safe to retry: completed
+        changes stay as they are.
         """
 
     @abstractmethod
@@ -831,7 +834,7 @@ class LightningStore(NamedOptions, ABC):
         details: JSON that a resumed process needs.
         deadline: Unix seconds; the store does not act on it.
         An id that is stored with the same `canary_version` is returned as it is, so the call is safe to retry. Raise
-        ConfigError for an id with another version, UnknownResources, and what `set_label` raises.
+        ConfigError for an id with another version, UnknownResources, and for the labels what `move_labels` raises.
         """
 
     @abstractmethod

@@ -165,7 +165,7 @@ class TrainLoop(NamedOptions):
 
     @property
     def validation_interval(self) -> int | None:
-        """After how many iterations to validate each time; None: never."""
+        """The number of iterations from one validation to the next; None: no validation."""
         every = self.val_every_n_iters
         if self.validates_at_end and self.max_iters:
             return self.max_iters if every is None else min(every, self.max_iters)

@@ -207,7 +207,7 @@ class _Limited(_UvicornProtocol):
     _seen: tuple[_Awaited, object] | None = None
     """The action awaited at the last check: its kind, and the request or pause that it concerns."""
     _seen_since = 0.0
-    """Since when that action is timed, by the clock of `_SlowClients`."""
+    """The time from which that action is timed, by the clock of `_SlowClients`."""
     _seen_progress = 0
     """The bytes that the client had sent or fetched at that time."""
 
@@ -476,7 +476,7 @@ class _JoiningTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold the data and send it with the next write; without one in this turn of the event loop, alone."""
+        """Send the data together with the next write, or alone if this turn of the event loop has no other write."""
         self._held.append(data)
         if len(self._held) == 1:
             self._call_soon(self._send)

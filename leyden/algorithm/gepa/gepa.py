@@ -392,7 +392,7 @@ class GEPA(PromptOptimiser):
     # ---- one candidate ---------------------------------------------------------------------------
 
     async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
-        """Without its range of rewards, the test of races is not valid: the first reward outside of it ends testing."""
+        """Return the scores of a candidate. The first reward outside the range that races assume ends their tests."""
         mode = items[0].mode
         tasks = [(self._train if mode == "train" else self._val)[item.index] for item in items]
         found = await self.evaluator.evaluate(
@@ -409,7 +409,7 @@ class GEPA(PromptOptimiser):
         return list(found.scores)
 
     async def _rewrite(self, job: ReflectionTask, place: int) -> str | None:
-        """Return a new text of a prompt; None if no answer can be used. The answer's key in the journal has `place`."""
+        """Return a new text of a prompt; None if no answer can be used. `place`: the job's index in the step."""
         parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
         question = f"{job.request.text}\n\n{self._rules(prompt)}"
 

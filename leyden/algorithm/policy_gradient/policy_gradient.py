@@ -542,7 +542,7 @@ class PolicyGradient(PolicyAlgorithm):
     # ---- the gradient ----------------------------------------------------------------------------
 
     async def _imitate(self, iteration: int, rollouts: Sequence[StepRollout]) -> Metrics:
-        """Make the optimizer steps of an iteration that raises the likelihood of its successes; none without one."""
+        """Make optimizer steps that raise the likelihood of the iteration's successes; no step if there is none."""
         if not rollouts:
             return {"imitated": 0, "optimizer_steps": 0, "policy_version": self.backend.policy_version}
         metrics = await self._optimise(self._minibatches(rollouts, iteration), _IMITATION, iteration)

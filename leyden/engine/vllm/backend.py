@@ -537,7 +537,7 @@ def _remedy(stale: Sequence[str], *, trains_adapter: bool) -> str:
 
 
 def _stop_ids(folder: Path) -> list[int]:
-    """Return the end-of-turn tokens by the folder's generation config; none without one."""
+    """Return the ids of the end-of-turn tokens that the folder's generation config names."""
     path = folder / "generation_config.json"
     declared: Any = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
     return [] if declared is None else [int(each) for each in ([declared] if isinstance(declared, int) else declared)]

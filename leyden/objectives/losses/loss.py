@@ -61,7 +61,7 @@ class LossTerms:
     """The result of a loss: the objective of each of N tokens, and metrics."""
 
     objective_N: Tensor
-    """To be maximised. The engine minimises - sum_t weight_t * objective_t."""
+    """The objective to maximise. The engine minimises - sum_t weight_t * objective_t."""
     sums: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     """Metrics by name, each summed over the N tokens (no dimension); reported as means over tokens."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])

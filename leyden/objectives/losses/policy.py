@@ -121,7 +121,7 @@ class Surrogate(NamedTuple):
     """The clipped objective of each of N samples, and the tensors for its metrics."""
 
     objective_N: Tensor
-    """To be maximised."""
+    """The objective to maximise."""
     ratio_N: Tensor
     """exp(logp - behaviour logp)."""
     log_ratio_N: Tensor
