@@ -120,7 +120,7 @@ def main(peer: Peer | None) -> list[Row | Table]:
         if f"{name}/{seed}" in found:
             continue
         rows = Rows()
-        model = ROOT / "examples" / "frameworks" / "weights" if "tool" in name else WEIGHTS
+        model = ROOT / "leyden" / "cli" / "project" / "model" if "tool" in name else WEIGHTS
         policy = ly.EmbeddedBackend(model, device="cpu", max_length=512 if "tool" in name else 128, seed=seed)
         policy = backend(seed, value_head=True) if "PPO" in name and "Vine" not in name else policy
         algorithm = setting(policy, writers=[rows], seed=seed, **options)

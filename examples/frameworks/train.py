@@ -27,7 +27,7 @@ from leyden.adapter import model_calls
 from leyden.training.runs.folder import store_path
 
 HERE = Path(__file__).parent
-WEIGHTS = HERE / "weights"
+WEIGHTS = Path(ly.__file__).parent / "cli" / "project" / "model"  # that of `leyden init`
 CITIES = (
     *("Paris", "Lima", "Oslo", "Cairo", "Tokyo", "Rome", "Delhi", "Quito"),
     *("Accra", "Sofia", "Hanoi", "Perth", "Turin", "Bergen", "Dakar", "Minsk"),

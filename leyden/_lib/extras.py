@@ -27,8 +27,12 @@ _PACKAGES = {
 def how_to_install(extra: str) -> str:
     """Return the end of an error message: how to install the packages of `extra`.
 
-    Leyden is on no package index, so the installation needs a clone.
+    pip takes an extra from the Leyden that is installed. A package index may have another package of that name.
     """
+    from importlib.metadata import distributions
+
+    if any(distributions(name="leyden")):
+        return f"install the extra '{extra}': pip install 'leyden[{extra}]'"
     return f"install the extra '{extra}' (in a clone of Leyden: pip install -e '.[{extra}]')"
 
 

@@ -24,6 +24,7 @@ from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.harness import harness_commands
+from leyden.cli.init import init
 from leyden.cli.learning import learning_commands
 from leyden.cli.lr_range import lr_range
 from leyden.cli.models import models_commands
@@ -82,6 +83,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Train an agent on this machine, in a few minutes.")(demo)
+app.command(short_help="Write a project that trains an agent.")(init)
 app.command(short_help="Start a run from a file.")(run)
 app.command(short_help="List runs, with their rewards.")(runs)
 app.command(short_help="Show a run, what failed in it, or one rollout.")(show)

@@ -17,6 +17,7 @@ HEAVY = ("pydantic", "rich", "aiohttp", "asyncio", "yaml", "torch", "leyden.type
 COMMANDS = (
     "run",
     "demo",
+    "init",
     "runs",
     "show",
     "plot",

@@ -139,6 +139,7 @@ def successes() -> dict[str, tuple[str, ...]]:
     """Return arguments with which a command ends well, by its row in the page."""
     at = "--store", "store.db"
     return {
+        "init": ("project",),
         "runs": (),
         "show RUN": ("latest",),
         "show RUN --failed": ("latest", "--failed"),
@@ -207,6 +208,7 @@ def test_the_results_are_those_that_the_page_lists(said: Any, recorded: Path, mo
 
 FAILURES = {
     "demo": ("--resume", "nothing"),
+    "init": ("tasks.jsonl",),
     "runs": ("--dir", "nothing"),
     "show": ("nothing",),
     "plot": ("nothing",),

@@ -16,6 +16,7 @@ from tests.frameworks.harness import ROOT, train
 
 EXAMPLE = ROOT / "examples" / "frameworks"
 PAGES = ROOT / "docs" / "frameworks"
+MODEL = ROOT / "leyden" / "cli" / "project" / "model"
 MODULES = {path.stem.removesuffix("_agent") for path in EXAMPLE.glob("*_agent.py")}
 CITY_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lima"}}\n</tool_call>'
 CITY_TOOL: dict[str, Any] = {
@@ -52,12 +53,12 @@ def test_the_agent_that_a_page_shows_is_the_agent_that_its_command_trains(name: 
 
 
 def test_the_model_that_calls_tools_is_small() -> None:
-    assert sum(file.stat().st_size for file in (EXAMPLE / "weights").iterdir()) < 700_000
+    assert sum(file.stat().st_size for file in (MODEL).iterdir()) < 700_000
 
 
 def test_a_tools_result_continues_the_tokens_of_the_call() -> None:
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(EXAMPLE / "weights")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
 
     def prompt(messages: list[dict[str, Any]]) -> list[int]:
         text = tokenizer.apply_chat_template(messages, tools=[CITY_TOOL], tokenize=False, add_generation_prompt=True)
