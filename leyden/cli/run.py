@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden.cli.output import echo, echo_json, echo_text
+from leyden.cli.output import AsJson, echo, echo_json, echo_text
 
 if TYPE_CHECKING:
     from leyden.cli.run_parts import Start
@@ -32,7 +32,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the settings, and start nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start a run from a file with the sections agent, train, val, algorithm and trainer.
 
@@ -78,7 +78,6 @@ def _check(start: Start, *, as_json: bool) -> None:
 def _run(start: Start, *, as_json: bool) -> None:
     """Begin the run, and show how it ended. Its folder is under `.leyden/` of the current folder unless it is given."""
     from leyden.cli.run_parts import job_of
-    from leyden.errors import RunInterrupted
     from leyden.training.runs.run_description import without_secrets
     from leyden.training.runs.start import started_from
 
@@ -93,10 +92,6 @@ def _run(start: Start, *, as_json: bool) -> None:
     try:
         with contextlib.chdir(start.folder):
             summary = job_of(start).run()
-    except RunInterrupted as error:
-        echo(err=True)
-        echo(error, err=True)
-        raise typer.Exit(130) from None
     finally:
         started_from.reset(token)
     if as_json:

@@ -140,6 +140,7 @@ def successes() -> dict[str, tuple[str, ...]]:
     at = "--store", "store.db"
     return {
         "init": ("project",),
+        "run --dry-run": ("project/train.yaml", "--dry-run"),
         "runs": (),
         "show RUN": ("latest",),
         "show RUN --failed": ("latest", "--failed"),
@@ -176,6 +177,7 @@ def successes() -> dict[str, tuple[str, ...]]:
 
 
 NOT_RUN = {
+    "run",
     "demo",
     "lr-range",
     "models get",
@@ -209,6 +211,7 @@ def test_the_results_are_those_that_the_page_lists(said: Any, recorded: Path, mo
 FAILURES = {
     "demo": ("--resume", "nothing"),
     "init": ("tasks.jsonl",),
+    "run": ("nothing.yaml",),
     "runs": ("--dir", "nothing"),
     "show": ("nothing",),
     "plot": ("nothing",),
