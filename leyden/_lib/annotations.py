@@ -24,7 +24,7 @@ from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, cast, ge
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import TypeIs
 
-from leyden._lib.components import Registry
+from leyden._lib.components import Registry, component_names, find_component
 from leyden._lib.options import nearest
 from leyden._lib.text import fault_reason
 from leyden.errors import ConfigError, LeydenError
@@ -218,15 +218,14 @@ class Builder:
             if callable(named):  # live objects, of a function
                 return named
             raise self.error(path, f"`type` is {self._show(path, named)}; {_names(registry)}")
-        found: Any = registry.get(named, named)
-        if not isinstance(found, str):
-            return found
-        if found == named and not any(mark in named for mark in ".:"):
-            raise self.error(path, f"{named!r} is not known; {_names(registry, near=named)}")
         try:
-            return self._load(found)
+            if (found := find_component(named, registry)) is not None:
+                return found
+            if any(mark in named for mark in ".:"):
+                return self._load(named)
         except LeydenError as error:
             raise self._placed(error, path) from error
+        raise self.error(path, f"{named!r} is not known; {_names(registry, near=named)}")
 
     def value(self, annotation: Any, given: Any, path: OptionPath) -> Any:
         """Return a value as its annotation wants it. Raise ConfigError for one of another type."""
@@ -373,7 +372,7 @@ class Builder:
             return "null"
         if isinstance(origin, type):
             names = self._registry_of(origin)
-            of = f" ({', '.join(sorted(names))})" if names else ""
+            of = f" ({', '.join(component_names(names))})" if names else ""
             return f"a mapping of the options of {origin.__name__}" if is_data(origin) else f"a {origin.__name__}{of}"
         return str(kind)
 
@@ -414,11 +413,6 @@ def _nearest(name: str, known: Collection[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"{hint}{more}"
 
 
-def _names(registry: Registry, *, near: str | None = None) -> str:
-    if not registry:
-        return "give an import path (module:name)"
-    return (
-        f"{nearest(near or '', registry)}, or an import path (module:name)"
-        if near
-        else (f"possible: {', '.join(sorted(registry))}, or an import path (module:name)")
-    )
+def _names(registry: Registry, *, near: str = "") -> str:
+    names = component_names(registry)
+    return f"{nearest(near, names)} or an import path (module:name)" if names else "give an import path (module:name)"

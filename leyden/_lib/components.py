@@ -1,8 +1,8 @@
 """Turn specs into instances, where they enter Leyden. Inside Leyden only instances exist.
 
 A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type and arguments. This
-module knows no component and no registry of them. To make components known by short names, keep a `dict[str,
-Component]`, hand it to `build_component`, and let `register_name` add to it.
+module knows no component and no registry of them. To make components known by short names, keep a `ComponentRegistry`
+(or a `dict[str, Component]`), hand it to `build_component`, and let `register_name` add to it.
 
 An instance of a `KeepsArguments` remembers its constructor's arguments, so that a run can record its configuration.
 """
@@ -26,6 +26,66 @@ Spec: TypeAlias = str | Mapping[str, Any] | Callable[..., Any]
 """What `build_component` takes in place of an instance."""
 Registry: TypeAlias = Mapping[str, Component]
 """Components by their short names."""
+
+
+class ComponentRegistry(dict[str, Component]):
+    """Components by their short names, of Leyden and of this process.
+
+    Installed distributions add names by entry points of a group, such as `leyden.algorithms`. An entry point is loaded
+    when it is asked for by its name, and never takes the place of a name that is here.
+    """
+
+    def __init__(self, group: str, components: Mapping[str, Component]) -> None:
+        super().__init__(components)
+        self.group = group
+
+
+def component_names(registry: Registry | None) -> list[str]:
+    """Return all names of a registry, with those of installed distributions."""
+    return sorted({*(registry or ()), *(installed(registry.group) if isinstance(registry, ComponentRegistry) else ())})
+
+
+def find_component(name: str, registry: Registry | None) -> Any:
+    """Return the class or factory with this name, or None if no component has it.
+
+    Raise ConfigError for one that cannot be imported; the message names the distribution that brings it.
+    """
+    if registry and name in registry:
+        known = registry[name]
+        return load_class(known) if isinstance(known, str) else known
+    return load_installed(registry.group, name) if isinstance(registry, ComponentRegistry) else None
+
+
+def installed(group: str) -> dict[str, list[Any]]:
+    """Return the entry points of a group by their names. None is loaded."""
+    from importlib.metadata import entry_points  # takes a tenth of `import leyden`
+
+    found: dict[str, list[Any]] = {}
+    for each in entry_points(group=group):
+        others = found.setdefault(each.name, [])
+        if all(each.value != other.value for other in others):  # a distribution can be found twice
+            others.append(each)
+    return found
+
+
+def load_installed(group: str, name: str) -> Any:
+    """Return what the entry point of this name is, or None without one. Raise ConfigError, which names the
+    distribution, for one that cannot be loaded, and for a name that two distributions give to different things.
+    """
+    found = installed(group).get(name, [])
+    brought_by = [f"{each.dist.name} {each.dist.version}" if each.dist else each.value for each in found]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{name!r} of {group} is brought by {' and by '.join(brought_by)}; uninstall one, or give an import path: "
+            f"{', '.join(each.value for each in found)}"
+        )
+    try:
+        return found[0].load() if found else None
+    except Exception as error:
+        raise ConfigError(
+            f"{name!r} of {group} cannot be loaded: {type(error).__name__}: {error}. The distribution {brought_by[0]} brings "
+            f"it, as {found[0].value}; update or uninstall it"
+        ) from error
 
 
 @overload
@@ -225,15 +285,15 @@ def load_class(path: str) -> Any:
 
 def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any:
     """Return the class or factory with this registered name or import path. Raise ConfigError for an unknown one."""
-    if registry and name in registry:
-        known = registry[name]
-        return load_class(known) if isinstance(known, str) else known
+    if (found := find_component(name, registry)) is not None:
+        return found
     if "." in name or ":" in name:
         return load_class(name)
-    close = get_close_matches(name, registry or (), n=1)
+    names = component_names(registry)
+    close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigError(
-        f"{spec_name}={name!r} is not known; {hint}names: {', '.join(sorted(registry or ())) or 'none'}; "
+        f"{spec_name}={name!r} is not known; {hint}names: {', '.join(names) or 'none'}; "
         "or an import path (package.module.Class)"
     )
 
@@ -253,7 +313,7 @@ def register_name(registry: dict[str, Component], name: str, component: Componen
 
 def _possible(expected_type: type, registry: Registry | None) -> str:
     """Return the end of an error message: the specs that would be accepted."""
-    names = f"one of the names {', '.join(sorted(registry))}, " if registry else ""
+    names = f"one of the names {', '.join(component_names(registry))}, " if registry else ""
     return f"give {names}an instance of {expected_type.__name__}, its class, a factory, an import path, or a dict with 'type'"
 
 

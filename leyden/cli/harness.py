@@ -9,6 +9,8 @@ import typer
 
 from leyden.cli.output import AsJson, echo, echo_json
 
+_COLUMNS = ("name", "installer", "package", "version", "dialect", "program", "remarks", "unsupported")
+
 harness_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
@@ -33,11 +35,16 @@ def list_harnesses(as_json: AsJson = False) -> None:
       leyden harness list --json
     """
     from leyden.errors import ConfigError
+    from leyden.execution.harness.harness import harness_program, harness_programs
     from leyden.execution.harness.installed import find_program
-    from leyden.execution.harness.programs import PROGRAMS
 
     rows: list[dict[str, str | None]] = []
-    for kind in PROGRAMS.values():
+    for name in harness_programs():
+        try:
+            kind = harness_program(name)
+        except ConfigError as error:  # of another distribution
+            rows.append({**dict.fromkeys(_COLUMNS), "name": name, "unsupported": str(error)})
+            continue
         try:
             program = None if kind.unsupported else str(find_program(kind))
         except ConfigError:

@@ -227,7 +227,7 @@ def registry_of(kind: type) -> Registry | None:
     if name in by_class:
         return by_class[name]
     if name == "leyden.PolicyBackend":
-        return registries.registered_components("engine")
+        return registries.registry_of_kind("engine")
     if name in ("leyden.Advantages", "leyden.Loss"):
         known = advantages.ESTIMATORS if kind.__name__ == "Advantages" else losses.LOSSES
         return {each: entry.constants for each, entry in known.items()}

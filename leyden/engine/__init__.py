@@ -13,7 +13,7 @@ add it to `EngineRegistry`.
 
 from typing import Final
 
-from leyden._lib.components import Component
+from leyden._lib.components import ComponentRegistry
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.isolated import IsolatedBackend
 from leyden.engine.policy_backend import (
@@ -57,9 +57,12 @@ __all__ = [
 ]
 
 
-EngineRegistry: Final[dict[str, Component]] = {
-    "embedded": EmbeddedBackend,
-    "isolated": IsolatedBackend,
-    "vllm": VLLMBackend,
-}
-"""Backends by short name; `register_component("engine", ...)` adds others."""
+EngineRegistry: Final = ComponentRegistry(
+    "leyden.engines",
+    {
+        "embedded": EmbeddedBackend,
+        "isolated": IsolatedBackend,
+        "vllm": VLLMBackend,
+    },
+)
+"""Backends by short name; `register_component("engine", ...)` and entry points of `leyden.engines` add others."""

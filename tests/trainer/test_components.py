@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from leyden._lib.components import accepts, build_component, check_arguments, instantiate_component, register_name
+from leyden._lib.components import (
+    ComponentRegistry,
+    accepts,
+    build_component,
+    check_arguments,
+    instantiate_component,
+    register_name,
+)
 from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
 from leyden.algorithm import Algorithm, Baseline
 from leyden.errors import ConfigError
@@ -141,7 +148,8 @@ def test_a_registry_refuses_a_second_meaning_of_a_name() -> None:
 
 @pytest.fixture
 def algorithms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("leyden.trainer.component_registry.AlgorithmRegistry", known := dict(AlgorithmRegistry))
+    known = ComponentRegistry("leyden.algorithms", AlgorithmRegistry)
+    monkeypatch.setattr("leyden.trainer.component_registry.AlgorithmRegistry", known)
     monkeypatch.setattr("leyden.trainer.component_registry._REGISTRIES", {"algorithm": known})
     return known
 

@@ -11,10 +11,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
+from leyden._lib.components import installed, load_installed
 from leyden.errors import ConfigError
 from leyden.execution.runner.process import ProcessAgent
+
+_GROUP: Final = "leyden.harnesses"
+"""The entry points with harnesses of other distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +135,24 @@ class Harness(ProcessAgent):
         return [*self.command, *self.kind.arguments(start), *self.arguments]
 
 
-def harness_program(name: str) -> HarnessProgram:
-    """Return what is known of a harness. Raise ConfigError for an unknown name."""
+def harness_programs() -> dict[str, HarnessProgram | str]:
+    """Return all harnesses by name; those of the entry points `leyden.harnesses` as import paths, not loaded."""
     from leyden.execution.harness.programs import PROGRAMS
 
-    if (known := PROGRAMS.get(name)) is None:
-        near = difflib.get_close_matches(name, PROGRAMS, n=1)
+    return {**{name: found[0].value for name, found in installed(_GROUP).items()}, **PROGRAMS}
+
+
+def harness_program(name: str) -> HarnessProgram:
+    """Return what is known of a harness. Raise ConfigError for an unknown name."""
+    known = harness_programs()
+    if (found := load_installed(_GROUP, name) if isinstance(known.get(name), str) else known.get(name)) is None:
+        near = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
-            f"no harness {name!r} is known; {f'did you mean {near[0]!r}? ' if near else ''}there are {', '.join(PROGRAMS)}"
+            f"no harness {name!r} is known; {f'did you mean {near[0]!r}? ' if near else ''}there are {', '.join(known)}"
         )
-    return known
+    if not isinstance(found, HarnessProgram):
+        raise ConfigError(f"{name!r} of {_GROUP} is a {type(found).__name__}; it must be a HarnessProgram")
+    return found
 
 
 def _prompt(task: Any) -> str:
