@@ -103,7 +103,7 @@ class StoreFull(StoreError):
 
 
 class UnknownRollout(LeydenError, ValueError):
-    """A rollout id that this store does not have: it never had it, or its retention has forgotten it."""
+    """A rollout id that this store does not have: it never had it, or its retention has deleted it."""
 
 
 class UnknownAttempt(LeydenError, ValueError):
@@ -111,7 +111,7 @@ class UnknownAttempt(LeydenError, ValueError):
 
 
 class UnknownResources(LeydenError, ValueError):
-    """A resources id that this store does not have: it never had it, or its retention has forgotten it."""
+    """A resources id that this store does not have: it never had it, or its retention has deleted it."""
 
 
 class UnknownRelease(LeydenError, ValueError):

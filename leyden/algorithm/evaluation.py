@@ -110,7 +110,7 @@ class EvaluationResult:
 
     @property
     def failures(self) -> list[tuple[str, int, str]]:
-        """For each reason of a failure, most frequent first: the reason, the number of rollouts, and one's id."""
+        """The failures by reason, the most frequent first: the reason, the number of rollouts, the id of one."""
         failed = {each.rollout_id: each.reason or each.status for each in self.rollouts if each.reward is None}
         examples = {reason: rollout_id for rollout_id, reason in failed.items()}
         return [(reason, count, examples[reason]) for reason, count in Counter(failed.values()).most_common()]

@@ -17,7 +17,7 @@ class InOrder:
     """Puts the chunks of one stream with one choice in an order that other APIs can express."""
 
     def __init__(self, reader: ChatReader) -> None:
-        """reader: reads the chunks of the same stream, before they are fed."""
+        """reader: reads each chunk of the same stream before it is fed here."""
         self._reader = reader
         self._choice_index: int | None = None
         self._head: Json = {}

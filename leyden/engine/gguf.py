@@ -410,7 +410,7 @@ def _checked(file: Path, reader: Any) -> str:
 def _metadata_bytes(file: Path, reader: Any, *, n_tensors: int, file_type: int | None = None) -> bytes:
     """Return the header of a GGUF file with the metadata of this one, ready for `n_tensors` descriptions of tensors.
 
-    file_type: what the metadata shall say of the quantisation; None: what they say.
+    file_type: the number of the quantisation to write into the metadata; None: as in the file.
     """
     end = min((tensor.field.offset for tensor in reader.tensors), default=None)
     with file.open("rb") as opened:

@@ -117,7 +117,7 @@ class LoRA:
 
     @classmethod
     def of(cls, given: object) -> LoRA | None:
-        """Return the options, which may be given as a dict; None for None. Raise ConfigError for anything else."""
+        """Return the options, which may be given as a dict; None stays None. Raise ConfigError for anything else."""
         if given is None or isinstance(given, LoRA):
             return given
         if isinstance(given, Mapping):

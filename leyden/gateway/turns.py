@@ -144,8 +144,8 @@ def _message_bytes(message: Json) -> bytes:
 
 
 def _candidates(same: list[Json], sent: list[Any]) -> list[Json]:
-    """Return the answers that a message may be: not those with its ids in another order, whose equal calls were
-    exchanged together with their results.
+    """Return the answers that a message may repeat: all but those that have its call ids in another order, because
+    there the agent has exchanged equal calls together with their results.
     """
     given = [[call.get("id") for call in calls_of(answer)] for answer in same]
     return [

@@ -45,7 +45,7 @@ class SystemProbe:
         return {**metrics, **self._rates(), **gpu_metrics()}
 
     def _rates(self) -> dict[str, float]:
-        """Return the averages since the last call; those without any progress are left out."""
+        """Return the averages since the last call, without those over no time or no operations."""
         before, now = self._before, _read_counters()
         self._before = now
         rates: dict[str, float] = {}

@@ -136,7 +136,7 @@ def owner_of(path: Path) -> Owner | None:
 
 
 def _parse_owner(text: bytes) -> Owner:
-    """Return the owner that a lock file names; two None if it is empty or damaged."""
+    """Return the owner that a lock file names; an owner without a pid if the file is empty or damaged."""
     try:
         owner = json.loads(text)
         return Owner(int(owner["pid"]), owner.get("server"))

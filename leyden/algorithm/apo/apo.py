@@ -55,7 +55,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
     Costs at most `stages_per_round * candidates_per_stage * gradient_batch_size + val_batch_size` rollouts a round,
-    `2 * (n_val + gradient_batch_size)` in addition, and twice as many calls of the reflection models as a round has
+    once `2 * (n_val + gradient_batch_size)`, and twice as many calls of the reflection models as a round has
     branches if each first answer can be used.
 
     async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of the gateway, which

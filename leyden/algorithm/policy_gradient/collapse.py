@@ -184,8 +184,8 @@ class CollapseWatch:
         return False, ""
 
     def updated(self, step: int, kl: float | None) -> str:
-        """Return how an update has broken the policy, by its divergence in nats a token; an empty text if it has not.
-        None: there was no update.
+        """Return how an update has broken the policy, by its divergence `kl` in nats a token (None: no update); an
+        empty text if it has not.
         """
         self.kl = kl or 0.0
         if self.kl > _EXPLODED_KL:

@@ -290,8 +290,8 @@ class AgentModeDaemon:
             self._resources_ids[mode] = resources_id
 
     async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> RolloutBatch:
-        """Raise NoTrainingData if a training step has no rows. A validation step without rows returns one untrained row
-        per rollout, because verl needs its rewards.
+        """Run each task `n` times, and return the rows. Raise NoTrainingData if a training step has none. A validation
+        step without rows returns one untrained row per rollout, because verl needs its rewards.
         """
         started = time.perf_counter()
         self._proxy.set_policy_version(self.options.model, policy_version(step, mode))

@@ -138,7 +138,7 @@ elsewhere."""
 
 
 def _no_reward(_: ProcessOutput) -> None:
-    """The reward of the program itself: none, because the tests give it."""
+    """Return no reward of the program itself, because the tests give it."""
 
 
 # ---- one attempt ---------------------------------------------------------------------------------

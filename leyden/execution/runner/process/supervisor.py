@@ -127,7 +127,7 @@ class Supervisor:
         return self._head(time.monotonic() - began if seconds is None else seconds)
 
     def output(self) -> bytes:
-        """Return the kept bytes, in the order in which the head counts them."""
+        """Return the kept output of all streams, in the order in which `_head` counts their bytes."""
         return b"".join(bytes(kept.head) + kept.tail for kept in self._kept.values())
 
     def kill(self) -> None:
