@@ -65,7 +65,7 @@ class StateFiles:
         return StateFiles(tensors, self.texts)
 
     def write(self, path: Path) -> None:
-        """Write the files into the directory `path`, which is made if missing."""
+        """Write the files into the directory `path`, which is made if missing. Raise OSError if that fails."""
         path.mkdir(parents=True, exist_ok=True)
         for file, tensors in self.tensors.items():
             try:

@@ -319,7 +319,7 @@ def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at position `at`, and the position after it."""
+    """Return the varint at position `at`, and the position after it. Raise ValueError if it does not end."""
     value = 0
     for shift, byte in enumerate(message[at : at + 10]):  # 10 bytes hold 64 bits
         value |= (byte & 127) << 7 * shift
@@ -329,7 +329,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def _json_groups(body: bytes, left: _Left) -> Iterator[_Group]:
-    """Yield each resource of a request in JSON with its spans."""
+    """Yield each resource of a request in JSON with its spans. Raise ValueError unless the request is an object."""
     document: Any = json.loads(body, object_pairs_hook=_object)
     if not isinstance(document, dict):
         raise ValueError(f"it is {storable(repr(document), limit=100)}, not an object")

@@ -63,7 +63,7 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
     torch = _torch()
 
     def tensor(value: Any, where: str) -> Any:
-        """Return a tensor on the CPU, or an array as a marked tensor."""
+        """Return a tensor on the CPU, or an array as a marked tensor. Raise CheckpointError for a dtype torch lacks."""
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             # torch.save writes the whole storage of a view, so copy it

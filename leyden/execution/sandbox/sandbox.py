@@ -318,7 +318,7 @@ def _check_place(name: str, inside: str) -> None:
 
 
 def _address(url: str) -> tuple[str, int]:
-    """Return host and port of a URL."""
+    """Return host and port of a URL. Raise ConfigError for an IPv6 address, and without host or port."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     if parts.hostname is None or port is None or ":" in parts.hostname:

@@ -182,7 +182,7 @@ def feature_size(network: nn.Module, space: Space) -> int:
 
 
 def _one_sample(space: Any, device: torch.device) -> Tensors:
-    """Return a batch of one observation of zeros."""
+    """Return a batch of one observation of zeros. Raise ConfigError if observations are no arrays."""
     if is_space(space, spaces.Dict):
         return {name: _one_sample(part, device) for name, part in space.spaces.items()}
     if is_space(space, spaces.Tuple):
