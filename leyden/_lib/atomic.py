@@ -8,9 +8,10 @@ recipe is always the same: write aside in the same directory, make it durable (f
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 
@@ -43,6 +44,28 @@ def open_aside(path: Path, mode: Literal["w", "wb"] = "w", *, private: bool = Tr
 def append_privately(path: Path) -> BinaryIO:
     """Open a file for appending; a new one can only be read by this user."""
     return open(path, "ab", opener=_private)
+
+
+def append_locked(path: Path, lines: Callable[[], str]) -> None:
+    """Append whole lines to a file under a lock, and wait until the disk has them. Half of a line at the end of the
+    file, which a kill has left there, is removed first. A failure leaves every earlier line as it was.
+
+    lines: returns the lines; called while the file is locked.
+    """
+    import fcntl  # not on Windows
+
+    with append_privately(path) as file:
+        descriptor = file.fileno()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        text, end = lines().encode("utf-8", "backslashreplace"), path.read_bytes().rfind(b"\n") + 1
+        try:
+            os.ftruncate(descriptor, end)
+            if os.write(descriptor, text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, end)
+            raise
 
 
 def _private(path: str, flags: int) -> int:

@@ -28,6 +28,7 @@ from leyden.cli.init import init
 from leyden.cli.learning import learning_commands
 from leyden.cli.lr_range import lr_range
 from leyden.cli.models import models_commands
+from leyden.cli.note import note
 from leyden.cli.output import (
     Coloured,
     OutputLost,
@@ -88,6 +89,7 @@ app.command(short_help="Start a run from a file.")(run)
 app.command(short_help="List runs, with their rewards.")(runs)
 app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
+app.command(short_help="Give a run a note, tags or another name.")(note)
 app.command(short_help="Run a recorded rollout again, call by call.")(replay)
 app.command("eval", short_help="Measure an agent, before and after training.")(evaluate)
 app.command("lr-range", short_help="Try a few learning rates, and recommend one.")(lr_range)

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -171,11 +172,13 @@ def echo_table(columns: Sequence[Column], *, tail: Column | None = None, full: b
             text = text._replace(text=texts[i][row]) if isinstance(text, Coloured) else text and texts[i][row]
             line += [padding, text, "  "] if columns[i].right else [text, padding if text else " " * widths[i], "  "]
         if stacked:
-            facts = Text(", ".join(f"{columns[i].name} {texts[i][row]}".replace(" ", "\xa0") for i in shown[1:]))
-            for each in facts.wrap(terminal(), max(1, width - 2), overflow="fold"):
-                echo("  ", each.plain.rstrip().replace("\xa0", " "))
+            facts = ", ".join(
+                f"{columns[i].name} {text}".replace(" ", "\xa0") for i in shown[1:] if (text := texts[i][row])
+            )
+            for each in textwrap.wrap(facts, max(1, width - 2)):  # at plain spaces only
+                echo("  ", each.replace("\xa0", " "))
         lines = list[str]()
-        if tail is not None:
+        if tail is not None and tail.cells[row]:
             text = Text(str(tail.cells[row]) if full else one_line(str(tail.cells[row])))
             if not full:
                 text.truncate(max(1, width - indent), overflow="ellipsis")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -56,6 +57,8 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
     return {
         "run_id": record.run_id,
         "name": record.name,
+        "tags": list(run.notes.tags),
+        "notes": [dataclasses.asdict(note) for note in run.notes.notes],
         "kind": record.kind,
         "state": run.state,
         "cause": record.cause,

@@ -32,6 +32,9 @@ def runs(
             help="Options and metrics to show, by the ends of their names: learning_rate,val/reward.",
         ),
     ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="Only runs with this tag; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs with their algorithm, state and reward.
@@ -46,6 +49,7 @@ def runs(
       leyden runs
       leyden runs --dir experiments/.leyden -n 5
       leyden runs --columns learning_rate,val/reward
+      leyden runs --tag good
       leyden runs http://127.0.0.1:4747
       leyden runs --json | jq -r '.[] | select(.state == "failed") | .name'
     """
@@ -62,7 +66,10 @@ def runs(
         found, total = [], 0
     elif source is None:
         listed, damaged = find_runs(directory)
+        listed = [run for run in listed if set(tag or ()) <= set(run.notes.tags)]
         found, total = listed[:limit], len(listed)
+    elif tag:
+        raise ConfigError("--tag is for the runs in a folder, because a store keeps no tags; leave it out")
     else:
         found, total = open_runs(source, limit=limit)
     readable: list[tuple[RecordedRun, dict[str, Any]]] = []
@@ -77,6 +84,8 @@ def runs(
         for number, (_, data) in enumerate(readable):
             data.update({"columns": {name: values[number] for name, values in chosen.items()}} if names else {})
         echo_json([data for _, data in readable])
+    elif not found and tag:
+        echo(f"no run in {directory} has the tag {' and '.join(tag)}; leyden note RUN --tag {tag[0]} puts it on one")
     elif not found and not damaged:
         echo(f"no runs in {source or directory}; a trainer's fit() makes one, and so does leyden demo")
     else:
@@ -114,11 +123,13 @@ def _show(found: list[tuple[RecordedRun, dict[str, Any]]], chosen: Mapping[str, 
         Column("", ["" if each is None else sparkline(each.values, 12) for each in rewards], 90),
         *(Column(name, list(map(value_text, values))) for name, values in chosen.items()),
         *_options([run.record for run, _ in found], chosen),
+        *([Column("tags", [", ".join(each["tags"]) for each in rows])] if any(each["tags"] for each in rows) else []),
         Column("started", [age(each["start_time"]) for each in rows], 10, right=True),
         Column("took", [duration(each["seconds"]) for each in rows], 50, right=True),
         Column("size", [size(sum(each["bytes"].values())) if each["bytes"] else "-" for each in rows], 70, right=True),
     ]
-    echo_table(columns)
+    notes = [each["notes"][-1]["text"] if each["notes"] else "" for each in rows]
+    echo_table(columns, tail=Column("note", notes) if any(notes) else None)
 
 
 def _options(records: list[RunRecord], chosen: Mapping[str, Any]) -> list[Column]:

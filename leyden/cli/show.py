@@ -182,6 +182,10 @@ def _print_head(run: RecordedRun) -> None:
 
     record, data, metrics = run.record, as_data(run), run.summary_metrics()
     echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
+    if run.notes.tags:
+        echo(f"tags        {', '.join(run.notes.tags)}")
+    for note in run.notes.notes:
+        echo(f"note        {note.text}  ({note.by}, {age(note.time)})")
     colour = COLOURS[run.state]
     cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
     echo("state       ", Coloured(run.state, colour), f": {cause}" if cause else "")

@@ -84,4 +84,7 @@ def name_of(key: VersionKey | None) -> str:
 
 def login() -> str:
     """Return the name of the person at the keyboard."""
-    return os.environ.get("SUDO_USER") or getpass.getuser()
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        return f"uid {os.getuid()}"

@@ -417,6 +417,45 @@ def test_two_runs_that_nothing_tells_apart_keep_their_names(tuned: Path, said: S
     assert first != second and "other" in second
 
 
+# ---- names, tags and notes -----------------------------------------------------------------------
+
+
+def test_a_run_is_named_tagged_and_found_by_both(tuned: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tuned.parent)
+    first = "20261123-010101-a211"
+    out, _ = said("note", first, "too slow <b>", "--tag", "good", "--tag", "paper", "--name", "baseline")
+    assert out.splitlines()[:2] == [f"run         baseline  (.leyden/{first})", "tags        good, paper"]
+    assert re.fullmatch(r"note        too slow <b>  \(.+, \d s ago\)", out.splitlines()[2])
+    assert open_run("baseline").record.run_id == open_run(first).record.run_id
+    (row,) = json.loads(said("runs", "--tag", "good", "--json")[0])
+    assert (row["name"], row["tags"], row["notes"][0]["text"]) == ("baseline", ["good", "paper"], "too slow <b>")
+    assert "good, paper" in said("runs")[0] and "too slow <b>" in said("runs")[0]
+    shown = said("show", "baseline")[0].splitlines()
+    assert shown[1] == "tags        good, paper" and shown[2].startswith("note        too slow <b>  (")
+    assert json.loads(said("note", "baseline", "--untag", "good", "--json")[0])["tags"] == ["paper"]
+    assert said("runs", "--tag", "good")[0] == (
+        "no run in .leyden has the tag good; leyden note RUN --tag good puts it on one\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["20261123-010101-a211", "--name", "latest"], "the name 'latest' means the newest run; choose another one"),
+        (["20261123-010101-a211", "--name", "20261123-010102-a212"], "is another run's; choose another one"),
+        (["20261123-010101-a211", "--name", LONG], "is another run's; choose another one"),
+        (["20261123", "x"], "fits 4 runs; there are: "),
+        (["nope", "x"], "there is no run 'nope'"),
+        (["20261123-010101-a211", "--untag", "x"], "the run has no tag 'x'; its tags: none"),
+    ],
+)
+def test_a_note_that_cannot_be_kept_is_refused(
+    tuned: Path, said: Said, monkeypatch: pytest.MonkeyPatch, arguments: list[str], fault: str
+) -> None:
+    monkeypatch.chdir(tuned.parent)
+    assert fault in said("note", *arguments, code=1)[1]
+
+
 # ---- folders that were moved, copied or damaged --------------------------------------------------
 
 

@@ -36,6 +36,7 @@ from leyden.training.runs.folder import (
     read_manifest,
     store_path,
 )
+from leyden.training.runs.notes import NOTES, Note, RunNotes, notes_of
 from leyden.training.runs.run_metrics import RunMetrics, in_order, metrics_of
 from leyden.types import AttemptedRollout, Rollout, failure_reason
 from leyden.types.run_record import RunRecord
@@ -65,6 +66,10 @@ class FailedRollout:
     iteration: int | None = None
     """The training iteration that the rollout was for, counted from 1 as in the metrics; None if unknown."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not isinstance(self.time, int | float):
+            raise TypeError("FailedRollout() reason or time has a wrong type")
+
 
 class RecordedRun(ABC):
     """A recorded run. `open_run` and `list_runs` return it."""
@@ -82,6 +87,11 @@ class RecordedRun(ABC):
     @abstractmethod
     def state(self) -> RunState:
         """The run's status; `crashed` if it is recorded as running and its process is gone."""
+
+    @property
+    def notes(self) -> RunNotes:
+        """What people have said about the run: its tags, its notes, and a name if it was given another one."""
+        return RunNotes()
 
     @property
     def log_path(self) -> Path | None:
@@ -124,7 +134,7 @@ class _FolderRun(RecordedRun):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        read_manifest(directory)  # raises ConfigError if the folder holds no readable run
+        _ = self.record  # raises ConfigError if the folder holds no readable run
 
     @property
     def directory(self) -> Path:
@@ -132,7 +142,12 @@ class _FolderRun(RecordedRun):
 
     @property
     def record(self) -> RunRecord:
-        return read_manifest(self.directory).record
+        record, name = read_manifest(self.directory).record, self.notes.name
+        return record if name is None else record.model_copy(update={"name": name})
+
+    @property
+    def notes(self) -> RunNotes:
+        return notes_of(_read_objects(self.directory / NOTES, Note))
 
     @property
     def state(self) -> RunState:
@@ -319,6 +334,15 @@ def find_runs(root: Path = RUNS) -> tuple[list[RecordedRun], list[str]]:
     return sorted(runs, key=lambda run: run.record.start_time, reverse=True), damaged
 
 
+def require_free_name(run: RecordedRun, name: str) -> None:
+    """Raise ConfigError if a name would not find this run: it means something else, or another run beside it has it."""
+    assert run.directory is not None
+    others = [each for each in find_runs(run.directory.parent)[0] if each.record.run_id != run.record.run_id]
+    if name == "latest" or any(name in _names(each) for each in others):
+        taken = "means the newest run" if name == "latest" else "is another run's"
+        raise ConfigError(f"the name {name!r} {taken}; choose another one")
+
+
 def _holds_run(folder: Path) -> bool:
     """Return whether a folder has a `run.json`, readable or not."""
     try:
@@ -370,17 +394,18 @@ def read_failures(path: Path) -> list[FailedRollout]:
 
     Fields that a later version may have added are left out. Raise ConfigError for a damaged line.
     """
-    known = {field.name for field in fields(FailedRollout)}
-    failures: list[FailedRollout] = []
+    return list(_read_objects(path, FailedRollout))
+
+
+def _read_objects(path: Path, kind: type[T]) -> Iterator[T]:
+    """Yield the object of each line. Raise ConfigError for a line that lacks a field."""
+    known = {field.name for field in fields(cast(Any, kind))}
     for number, line in _lines(path):
         try:
-            failures.append(FailedRollout(**{name: value for name, value in line.items() if name in known}))
-            if not isinstance(failures[-1].reason, str) or not isinstance(failures[-1].time, int | float):
-                raise _damaged(path, number, "reason or time has a wrong type")
+            yield kind(**{name: value for name, value in line.items() if name in known})
         except TypeError as error:
             # "FailedRollout.__init__() missing 1 required ...": without the name of the function
             raise _damaged(path, number, str(error).partition("() ")[2]) from None
-    return failures
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
