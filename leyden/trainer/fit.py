@@ -39,6 +39,7 @@ from leyden.trainer.restarts import Restarts
 from leyden.trainer.run_config import algorithm_config, run_config
 from leyden.trainer.run_store import RunStore
 from leyden.training import Callback, LogWriter, ProgressBar
+from leyden.training.live_view import RolloutTally
 from leyden.training.rng import capture_rng, restore_rng
 from leyden.training.runs import RunSummary
 from leyden.training.runs.display import closing_summary, first_line, show
@@ -162,18 +163,31 @@ class Fit:
         return summary
 
     def _recorder(self) -> RunRecorder:
-        """Return the recorder of this run. It adds a progress bar unless a callback is one."""
+        """Return the recorder of this run. It adds a progress bar unless a callback is one. All bars show the rollouts
+        that the run's collector counts.
+        """
         config, algorithm = self._config, self._given.algorithm
         of_algorithm = algorithm.callbacks if isinstance(algorithm, IterativeAlgorithm) else ()
-        bar = partial(ProgressBar, metrics=()) if self._manifest.record.kind == "eval" else ProgressBar
-        has_bar = any(isinstance(callback, ProgressBar) for callback in (*of_algorithm, *config.callbacks))
+        bars = [each for each in (*of_algorithm, *config.callbacks) if isinstance(each, ProgressBar)]
+        bar = None
+        if self._shows_progress and not bars:
+            is_eval = self._manifest.record.kind == "eval"
+            bars.append(bar := ProgressBar(metrics=(), activity="eval") if is_eval else ProgressBar())
+        if bars:
+            tally = RolloutTally(
+                concurrency=self._strategy.n_runners * self._runner.concurrency,
+                running=lambda: getattr(self._runner, "in_flight", None),
+            )
+            self._run = replace(self._run, tally=tally)
+            for each in bars:
+                each.tally = tally
         return RunRecorder(
             self._manifest,
             self._store,
             None if self.directory is None else FolderRecorder(self.directory, self._manifest),
             writers=config.loggers,
             callbacks=config.callbacks,
-            bar=bar if self._shows_progress and not has_bar else None,
+            bar=bar,
         )
 
     def _report(self, summary: RunSummary) -> None:

@@ -5,23 +5,20 @@ import logging
 import os
 import pty
 import re
-import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from leyden.training import Progress, ProgressBar, Stage, TrainLoop
-from leyden.training.progress_bar import Line, fitted, showing_setup
+from leyden.training.live_view import RunView
+from leyden.training.progress_bar import showing_setup
 from leyden.training.runs.reported_loop import ReportedLoop
-from leyden.training.terminal import printing_above
-
-ROOT = Path(__file__).parents[2]
+from leyden.training.screens import Terminal
+from tests.terminal import Program
 
 
 class Reporting:
@@ -166,25 +163,6 @@ def test_a_run_that_is_being_set_up_says_so_and_stops_when_that_fails() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "leyden-progress"]
 
 
-def test_a_line_keeps_what_matters_at_any_width() -> None:
-    label, values, extras, left = (
-        "iteration 120/400",
-        ["reward 0.512", "val/reward 0.61"],
-        ["9.1 rollouts/s"],
-        "1:02:03 left",
-    )
-    lines = {width: fitted(label, values, extras, left, width) for width in range(10, 200)}
-    for width, line in lines.items():
-        used = len(line.label) + (line.bar + 1 if line.bar else 0) + (len(line.text) + 2 if line.text else 0)
-        assert used <= width, (width, line)
-    assert lines[120] == Line(label, 24, "reward 0.512  val/reward 0.61  9.1 rollouts/s  1:02:03 left")
-    assert lines[80] == Line(label, 17, "reward 0.512  val/reward 0.61  1:02:03 left")
-    assert lines[66] == Line(label, 0, "reward 0.512  val/reward 0.61  1:02:03 left")
-    assert lines[60] == Line(label, 14, "reward 0.512  1:02:03 left")
-    assert lines[40] == Line(label, 8, "reward 0.512")
-    assert lines[20] == Line("iteration 120/400  …", 0, "")
-
-
 PROGRAM = """
 import logging, sys, time
 from rich.console import Console
@@ -222,66 +200,17 @@ print("the end")
 """
 
 
-def on_a_terminal(*arguments: str, columns: int = 120, stdout_is_a_file: bool = False) -> tuple[str, str, int]:
-    """What a program writes to its terminal, what to a file given as its standard output, and its exit code."""
-    master, terminal = pty.openpty()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TERM": "xterm-256color",
-        "COLUMNS": str(columns),
-        "LINES": "40",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        env=environment,
-        stdin=terminal,
-        stderr=terminal,
-        stdout=subprocess.PIPE if stdout_is_a_file else terminal,
-        text=True,
-    )
-    os.close(terminal)
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not chunk:
-            break
-        seen += chunk
-    os.close(master)
-    written = process.communicate()[0] or ""
-    return seen.decode(), written, process.returncode
-
-
-def screen(output: str, height: int = 60) -> list[str]:
-    """What a terminal shows after `output`: the few control sequences that matter, carried out."""
-    lines, row, column = [""], 0, 0
-    for token in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", output):
-        if token == "\n":
-            row += 1
-            if row == len(lines):
-                lines.append("")
-        elif token == "\r":
-            column = 0
-        elif token.startswith("\x1b["):
-            count = int(token[2:-1] or 1) if token[2:-1].isdigit() or not token[2:-1] else 0
-            if token.endswith("A"):
-                row = max(0, row - count)
-            elif token == "\x1b[2K":
-                lines[row] = ""
-        else:
-            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + len(token) :]
-            column += len(token)
-    return [line.rstrip() for line in lines]
+def on_a_terminal(*arguments: str, columns: int = 120, **options: Any) -> tuple[Program, int]:
+    """Run the program on a terminal. Return it, with the terminal, and its exit code."""
+    program = Program(f"import sys; sys.argv += {list(arguments)}\n{PROGRAM}", columns, 40, **options)
+    return program, program.end()
 
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_on_a_terminal_the_bar_moves_within_an_iteration_and_stays_whole(columns: int) -> None:
-    output, _, code = on_a_terminal(columns=columns)
+    program, code = on_a_terminal(columns=columns)
+    output, shown = program.output, program.emulator.everything
     assert code == 0
-    shown = screen(output)
     numbers = [step * 10 + done for step in range(3) for done in range(5)]
     assert [line for line in shown if "logged" in line] == [f"LOG logged {number} END" for number in numbers]
     said = [line for line in shown if "said" in line]
@@ -289,13 +218,12 @@ def test_on_a_terminal_the_bar_moves_within_an_iteration_and_stays_whole(columns
     assert not [line for line in said if "━" in line or "iteration" in line], "log lines go above the bar"
     assert [line for line in shown if "printed" in line] == [f"printed {step}" for step in range(3)]
     assert [line for line in shown if "console" in line] == [f"a console's line {step}" for step in range(3)]
-    assert re.search(r"[1-4]/5 rollouts .* rollouts/s", output), "live within an iteration"
-    assert ("tokens/s" in output) == (columns > 60), "rates where there is room"
-    assert re.search(r"iteration [12]/3 \S*━+\S*  reward \S+  val/reward \S+  0:0\d left", plain(output))
+    assert re.search(r"[1-4]/5 rollouts .* rollouts/s", plain(output)), "live within an iteration"
+    assert re.search(r"iteration [12]/3 .*reward \S+ .*val/reward \S+ .*0:0\d left", plain(output), re.DOTALL)
     runs = [line for line in shown if line.startswith("iteration")]
-    assert len(runs) == 1 and re.fullmatch(r"iteration 3/3 ━+  reward 2.25  val/reward 1.5", runs[0])
-    assert [line for line in shown if line][-1] == "the end"
-    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor is shown again"
+    assert len(runs) == 1
+    assert re.fullmatch(r"iteration 3/3 ━+  reward 2.25  val/reward 1.5", runs[0])
+    assert shown[-1] == "the end"
 
 
 def plain(output: str) -> str:
@@ -304,19 +232,22 @@ def plain(output: str) -> str:
 
 
 def test_what_goes_to_a_file_gets_there_while_the_bar_is_on_the_terminal() -> None:
-    output, written, code = on_a_terminal(stdout_is_a_file=True)
+    reader, writer = os.pipe()
+    program, code = on_a_terminal(stdout=writer)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read().splitlines() == ["printed 0", "printed 1", "printed 2", "the end"]
     assert code == 0
-    assert written.splitlines() == ["printed 0", "printed 1", "printed 2", "the end"]
-    assert "printed" not in output and "iteration 3/3" in output
+    assert "printed" not in program.output
+    assert "iteration 3/3" in program.output
 
 
 def test_an_error_gives_the_terminal_back_and_its_traceback_is_readable() -> None:
-    output, _, code = on_a_terminal("fail")
+    program, code = on_a_terminal("fail")
     assert code == 1
-    shown = screen(output)
-    assert "RuntimeError: as asked" in shown
+    shown = program.emulator.everything
+    assert shown[-1] == "RuntimeError: as asked"
     assert any(line.startswith("iteration 2/3") for line in shown)
-    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
 
 
 @pytest.mark.parametrize("first_ends_first", [True, False])
@@ -328,15 +259,16 @@ def test_displays_of_two_runs_may_end_in_any_order(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(sys, "stdout", stream)
         handler = logging.StreamHandler(stream)
         monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-        displays = [ExitStack(), ExitStack()]
-        for display in displays:
-            display.enter_context(printing_above(Console(file=stream)))
+        displays = [Terminal(RunView((), "rollouts"), stream) for _ in range(2)]
         held = sys.stderr  # as a user's logger would
         for display in displays if first_ends_first else reversed(displays):
-            display.close()
+            display.close(keep=False)
         assert sys.stderr is stream
         assert sys.stdout is stream
         assert handler.stream is stream
         held.write("no line break")
         held.flush()
-        assert os.read(master, 100).endswith(b"no line break")
+        seen = b""
+        while b"no line break" not in seen:
+            seen += os.read(master, 1000)
+        assert seen.endswith(b"no line break")

@@ -69,6 +69,8 @@ class LitAgentRunner(Runner[T]):
         self._hooks: Sequence[Hook] = ()
         self._recorders: Sequence[AttemptRecorder] = ()
         self._store: LightningStore | None = None
+        self._running: list[_RunningSet] = []
+        """The attempts in flight of this runner and its copies in this process."""
         self.worker_name = "Worker"
         """The name under which the store knows this worker. `init_worker` sets it."""
 
@@ -123,6 +125,7 @@ class LitAgentRunner(Runner[T]):
         with LagWatchdog.beside_this_loop(watches=self.debugger is None) as watchdog:
             async with attempts.watch.working():
                 running, pause = _RunningSet(watchdog), _Pause()
+                self._running.append(running)
                 claiming = asyncio.create_task(self._claim_unless_paused(running, attempts, store, pause))
                 heartbeat = asyncio.create_task(self._heartbeat(store, running, pause))
                 stopped = asyncio.create_task((event or Latch()).wait_async())
@@ -143,6 +146,12 @@ class LitAgentRunner(Runner[T]):
                 finally:
                     await _cancel(claiming, heartbeat, stopped, *running.tasks)
                     running.failed.cancel()
+                    self._running.remove(running)
+
+    @property
+    def in_flight(self) -> int | None:
+        """How many attempts this runner and its copies in this process run now; None if none of them works here."""
+        return sum(len(running.tasks) for running in self._running) if self._running else None
 
     async def _claim_unless_paused(
         self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore, pause: _Pause

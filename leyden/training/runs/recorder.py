@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from leyden.errors import ConfigError, LeydenError
@@ -45,7 +45,7 @@ class RunRecorder:
     folder: None if the run keeps nothing beside its store.
     writers: the user's, which get every row.
     callbacks: the user's, for algorithms with a `TrainLoop`.
-    bar: makes the callback that shows progress; None shows none.
+    bar: the callback that shows progress; None shows none.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RunRecorder:
         *,
         writers: Sequence[LogWriter] = (),
         callbacks: Sequence[Callback] = (),
-        bar: Callable[[], Callback] | None = None,
+        bar: Callback | None = None,
     ) -> None:
         self.manifest, self._store, self._folder = manifest, store, folder
         self._writers, self._callbacks, self._bar = tuple(writers), tuple(callbacks), bar
@@ -151,7 +151,7 @@ class RunRecorder:
         (self._own_loop or self._reporting_loop()).progress(done, total, **counts)
 
     def loop_callbacks(self) -> Sequence[Callback]:
-        return (_LoopObserver(self), *self._callbacks, *(() if self._bar is None else (self._bar(),)))
+        return (_LoopObserver(self), *self._callbacks, *(() if self._bar is None else (self._bar,)))
 
     def loop_writers(self) -> Sequence[LogWriter]:
         return (self._row_writer(), *self._writers)
@@ -163,7 +163,7 @@ class RunRecorder:
         """Return the loop through which the algorithm reports its stages; make it at the first report."""
         with self._lock:
             if self._reported is None:
-                callbacks = () if self._bar is None else (self._bar(),)
+                callbacks = () if self._bar is None else (self._bar,)
                 self._reported = ReportedLoop(
                     started_at=self._began_at,
                     callbacks=callbacks,

@@ -18,7 +18,7 @@ _PAGE = 200
 """Rollouts whose spans are read at once."""
 _OFFERED = 5
 """Ids that an error message names if several match."""
-_VARYING = re.compile(r"\b(?![45]\d\d\b)[\w-]*\d[\w.:-]*")
+VARYING = re.compile(r"\b(?![45]\d\d\b)[\w-]*\d[\w.:-]*")
 """Words with a digit: ids, addresses, numbers, times. HTTP statuses such as 404 are left alone."""
 
 
@@ -51,7 +51,7 @@ def group_failures(failures: Iterable[FailedRollout]) -> list[FailureGroup]:
     """
     groups: dict[tuple[str | None, str], list[FailedRollout]] = {}
     for failure in failures:
-        groups.setdefault((failure.reason_kind, _VARYING.sub("#", _without_ids(failure))), []).append(failure)
+        groups.setdefault((failure.reason_kind, VARYING.sub("#", _without_ids(failure))), []).append(failure)
     found = [
         FailureGroup(_without_ids(members[-1]), kind, len(members), members[-1].rollout_id)
         for (kind, _), members in groups.items()

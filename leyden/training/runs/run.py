@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leyden.training import Callback, LogWriter, Metrics, Stage
+from leyden.training.live_view import RolloutTally
 
 
 class Reports(Protocol):
@@ -44,6 +45,8 @@ class Run:
     """JSON data of the caller, kept in `run.json` for a resume."""
     recorder: Reports | None = field(default=None, repr=False, compare=False)
     """Receives the reports; None drops them."""
+    tally: RolloutTally | None = field(default=None, repr=False, compare=False)
+    """Counts the run's rollouts, for a live view of it; None: no view."""
 
     def report(self, metrics: Metrics, *, stage: Stage = "train", iteration: int | None = None) -> None:
         """Record the metrics of a stage in the run's folder, its store and its loggers, and show them.
@@ -61,7 +64,7 @@ class Run:
     def progress(self, done: int, total: int, **counts: float) -> None:
         """Show that `done` of `total` pieces of the current stage are finished.
 
-        counts: further numbers counted since the stage began, shown as rates (`tokens=960`).
+        counts: further numbers counted since the stage began, shown as rates (`tokens=960`); `cost` is shown as it is.
         May be called from any thread, as often as the algorithm likes. Does nothing for a run without a recorder.
         """
         if self.recorder is not None:
