@@ -218,6 +218,24 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         await self.get_store().set_endpoint(name, llm.endpoint, api_key=llm.api_key)
         return llm.model_copy(update={"endpoint": f"{GATEWAY_SCHEME}{name}", "api_key": None})
 
+    async def with_model(self, resources: NamedResources, *, model: str | None = None) -> NamedResources:
+        """Return the resources, with a model of the gateway as `main_llm` if they have no model and there is a gateway.
+
+        model: its name. None: the only one; nothing is added if the gateway serves several, so that an agent which
+            needs one of them is refused by name.
+        Raise ConfigError for a name that is not served.
+        """
+        proxy = self.get_llm_proxy()
+        if proxy is None or any(isinstance(each, LLM) for each in resources.values()):
+            return resources
+        try:
+            llm = proxy.as_resource(model=model)
+        except ConfigError:
+            if model is not None:
+                raise
+            return resources
+        return {**resources, "main_llm": await self.publish_endpoint(llm)}
+
     @contextlib.asynccontextmanager
     async def recorded_calls(
         self, purpose: str, *, model: str | None = None, metadata: dict[str, Any] | None = None

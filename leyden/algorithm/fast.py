@@ -103,6 +103,8 @@ class FastAlgorithm(Algorithm):
 class Baseline(FastAlgorithm):
     """Runs every task once in each epoch, and logs each rollout's status, reward and spans.
 
+    Agents get the model of `Trainer(llm_proxy=)`, as `main_llm`, if no initial resource is a model.
+
     A run with a directory can be resumed, and restarted after a failure: it finds the rollouts that it had enqueued by
     their ids. Without a Trainer, call `set_store` and then `await Baseline().run(train, val)`, which enqueues for the
     runners of that store.
@@ -155,7 +157,9 @@ class Baseline(FastAlgorithm):
         if not tasks:
             raise ConfigError("Baseline needs tasks to run; pass a train_dataset or a val_dataset to fit() or dev()")
         resources_id: str | None = None
-        if (resources := self.get_initial_resources()) is not None:
+        given = self.get_initial_resources()
+        resources = await self.with_model(given or {})
+        if resources or given is not None:
             resources_id = (await self.get_store().update_resources("default", resources)).resources_id
         for epoch in range(self.n_epochs):
             await self._run_epoch(epoch, tasks, resources_id)

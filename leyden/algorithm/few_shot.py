@@ -17,7 +17,7 @@ from leyden.algorithm.prompts.comparison import PromptResult, compare
 from leyden.algorithm.prompts.records import best_label
 from leyden.algorithm.prompts.texts import problem_with
 from leyden.errors import ConfigError, NoTrainingData
-from leyden.types import LLM, PromptTemplate
+from leyden.types import PromptTemplate
 
 
 def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
@@ -50,12 +50,11 @@ def FewShot(  # noqa: N802 -- it is used like the algorithms that are classes
         if not train or not val:
             raise ConfigError("FewShot needs a train_dataset and a val_dataset, each with at least one task")
         name = names_to_improve(resources, resource_name, algorithm="FewShot")[0]
-        first, proxy, evaluator.watched_prompts = resources[name], few_shot.get_llm_proxy(), [name]
+        first, evaluator.watched_prompts = resources[name], [name]
         for text in instructions:
             if problem := problem_with(text, first, max_characters=len(text)):
                 raise ConfigError(f"the instruction {text!r:.80} cannot be used: {problem}")
-        if proxy is not None and not any(isinstance(each, LLM) for each in resources.values()):
-            resources["main_llm"] = await few_shot.publish_endpoint(proxy.as_resource())
+        resources = dict(await few_shot.with_model(resources))
 
         async def scores(text: str, tasks: Sequence[Any], mode: Any = "val") -> Sequence[Score]:
             version = await evaluator.publish({**resources, name: PromptTemplate(template=text)})

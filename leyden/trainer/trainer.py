@@ -369,7 +369,7 @@ class Trainer(KeepsArguments, TrainerLegacy):
         if algorithm is not None:
             algorithm.set_initial_resources(self.initial_resources)
             planned = algorithm.planned_resources()
-            if planned is not None:
+            if planned is not None and self.llm_proxy is None:  # a gateway's model may come beside them
                 check_resources(agent, planned)
         return FitInput(agent, algorithm, train_dataset, val_dataset)
 

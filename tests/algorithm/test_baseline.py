@@ -14,6 +14,7 @@ import leyden as ly
 from leyden._lib.aio import Latch
 from leyden.errors import ConfigError
 from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream
 from leyden.types import Retention
 
 
@@ -208,3 +209,20 @@ async def test_without_a_trainer_a_baseline_runs_on_the_runners_of_its_store() -
             pass
         assert len(await store.query_rollouts()) <= 2  # nothing is pinned any more
     assert crowd.most > 128  # nothing waited, so more were enqueued
+
+
+async def test_agents_get_the_model_of_the_gateway() -> None:
+    @ly.llm_rollout
+    async def agent(task: str, llm: ly.LLM) -> float:
+        async with llm.openai() as client:
+            answer = await client.chat.completions.create(
+                model=llm.model, messages=[{"role": "user", "content": task}], **llm.sampling_parameters
+            )
+        return float(answer.choices[0].message.content == "yes" and llm.sampling_parameters == {"max_tokens": 3})
+
+    async with FakeUpstream(reply=lambda _: "yes") as server:
+        model = {"model_name": "fake", "endpoint": server.endpoint, "sampling_parameters": {"max_tokens": 3}}
+        summary = await ly.Trainer(
+            algorithm=ly.Baseline(), llm_proxy=ly.LLMProxy(model_list=[model]), store=InMemoryLightningStore()
+        ).afit(agent, ["a", "b"])
+    assert summary.reward is not None and summary.reward.last == 1.0

@@ -28,7 +28,7 @@ from leyden.algorithm.prompts.records import CandidateRecord, best_label, read_b
 from leyden.algorithm.prompts.reflector import Reflector
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.training.runs import open_run
-from leyden.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate
+from leyden.types import NamedResources, PromptTemplate, ResourcesUpdate
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -165,15 +165,7 @@ class PromptOptimiser(Algorithm):
         if self._client is None:
             for model in models:
                 proxy.as_resource(model=model)  # raises for a model that is not served
-        if any(isinstance(resource, LLM) for resource in others.values()):
-            return others
-        try:
-            llm = proxy.as_resource(model=self.agent_model)
-        except ConfigError:
-            if self.agent_model is not None:
-                raise
-            return others  # the gateway serves several: agents that need one of them are refused by name
-        return {**others, "main_llm": await self.publish_endpoint(llm)}
+        return await self.with_model(others, model=self.agent_model)
 
     # ---- candidates ------------------------------------------------------------------------------
 
