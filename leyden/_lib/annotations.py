@@ -16,7 +16,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -133,31 +133,29 @@ def is_data(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
-    """Builds values by annotations.
+    """Builds values by annotations."""
 
-    registry_of: returns the components of a class by their short names, or None.
-    load: returns the object at an import path that has a colon or a dot.
-    where: returns where a value stands, for messages.
-    show: returns a value as a message may show it.
-    deferred: the options whose components get further options from the constructor, which therefore gets a spec.
-    """
+    registry_of: Callable[[type], Registry | None]
+    """Returns the components of a class by their short names, or None."""
+    load: Callable[[str], Any]
+    """Returns the object at an import path that has a colon or a dot."""
+    where: Callable[[OptionPath], str]
+    """Returns where a value stands, for messages."""
+    show: Callable[[OptionPath, Any], str]
+    """Returns a value as a message may show it."""
+    deferred: Collection[OptionPath] = ()
+    """The options whose components get further options from the constructor, which therefore gets a spec."""
+    supplied: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of options that components take and are not given."""
 
-    def __init__(
-        self,
-        *,
-        registry_of: Callable[[type], Registry | None],
-        load: Callable[[str], Any],
-        where: Callable[[OptionPath], str],
-        show: Callable[[OptionPath, Any], str],
-        deferred: Collection[OptionPath] = (),
-    ) -> None:
-        self._deferred = deferred
-        self._registry_of, self._load, self._where, self._show = registry_of, load, where, show
-
-    def options(self, target: Callable[..., Any], given: Mapping[str, Any], path: OptionPath) -> dict[str, Any]:
+    def options(
+        self, target: Callable[..., Any], given: Mapping[str, Any], path: OptionPath, *, partly: bool = False
+    ) -> dict[str, Any]:
         """Return the arguments of a class or function, each built by its annotation.
 
+        partly: further arguments are given when it is called, so none is missing.
         Raise ConfigError for one that is unknown, with the nearest known one, for one that is missing and for one of
         another type.
         """
@@ -166,8 +164,10 @@ class Builder:
         for option in given:
             if option not in known and not is_open:
                 raise self.error((*path, option), f"{name} has no option {option!r}; {_nearest(option, known)}")
+        added = {each: value for each, value in self.supplied.items() if each in known and each not in given}
+        given = {**added, **given}
         missing = [each for each in known if known[each].default is inspect.Parameter.empty and each not in given]
-        if missing:
+        if missing and not partly:
             raise self.error(path, f"{name} needs {', '.join(missing)}")
         return {
             option: self.value(known[option].annotation if option in known else Any, value, (*path, option))
@@ -200,7 +200,7 @@ class Builder:
         An import path may name an instance of the class, which is returned as it is.
         """
         options: dict[str, Any] = dict(given) if is_mapping(given) else {"type": given}
-        registry = self._registry_of(kind) or {}
+        registry = self.registry_of(kind) or {}
         if "type" not in options:
             if registry or inspect.isabstract(kind):
                 raise self.error(path, f"there is no `type`, which says which {kind.__name__}; {_names(registry)}")
@@ -217,12 +217,12 @@ class Builder:
         if not isinstance(named, str):
             if callable(named):  # live objects, of a function
                 return named
-            raise self.error(path, f"`type` is {self._show(path, named)}; {_names(registry)}")
+            raise self.error(path, f"`type` is {self.show(path, named)}; {_names(registry)}")
         try:
             if (found := find_component(named, registry)) is not None:
                 return found
             if any(mark in named for mark in ".:"):
-                return self._load(named)
+                return self.load(named)
         except LeydenError as error:
             raise self._placed(error, path) from error
         raise self.error(path, f"{named!r} is not known; {_names(registry, near=named)}")
@@ -237,14 +237,14 @@ class Builder:
             if self._fits(kind, given, has_text=str in members):
                 return self._built(kind, given, path)
         wanted = " or ".join(dict.fromkeys(self._words(kind) for kind in members))
-        raise self.error(path, f"{path[-1] if path else 'it'} is {self._show(path, given)}; it must be {wanted}")
+        raise self.error(path, f"{path[-1] if path else 'it'} is {self.show(path, given)}; it must be {wanted}")
 
     def _spec(self, kind: type, given: Any, path: OptionPath) -> Any:
         """Return a component, or a spec for `build_component` that has no type or is deferred."""
         kind = get_origin(kind) or kind
-        if is_mapping(given) and "type" not in given and self._registry_of(kind):
+        if is_mapping(given) and "type" not in given and self.registry_of(kind):
             return dict(given)  # options of the constructor's own default
-        if path not in self._deferred:
+        if path not in self.deferred:
             return self._built(kind, given, path)
         found = self.component(kind, given, path)
         if not isinstance(found, tuple):
@@ -283,6 +283,8 @@ class Builder:
             return callable(given) or _is_path(given) or (is_mapping(given) and "type" in given)
         if not isinstance(origin, type):
             return True
+        if _is_protocol(origin):  # whether an object follows it is seen when it is used
+            return given is not None
         if isinstance(given, origin) or is_mapping(given):
             return True
         if issubclass(origin, enum.Enum):
@@ -317,6 +319,10 @@ class Builder:
             return {name: self.value(of_value, each, (*path, str(name))) for name, each in given.items()}
         if origin in (_CALLABLE, type):
             return self._function(given, path)
+        if _is_protocol(origin):
+            if is_mapping(given) and "type" in given:
+                return self.object_of({}, given, path)
+            return self._named(given, {}, path) if _is_path(given) else given
         if not isinstance(origin, type) or isinstance(given, origin):
             return given
         if issubclass(origin, enum.Enum):
@@ -336,7 +342,7 @@ class Builder:
         found = self._named(options.pop("type"), {}, path)
         if not callable(found):
             raise self.error(path, f"{given} is a {type(found).__name__}, and no function")
-        return functools.partial(found, **self.options(functools.partial(found), options, path)) if options else found
+        return functools.partial(found, **self.options(found, options, path, partly=True)) if options else found
 
     def _member(self, kind: type[enum.Enum], given: Any, path: OptionPath) -> enum.Enum:
         for each in kind:
@@ -371,19 +377,19 @@ class Builder:
         if kind is type(None):
             return "null"
         if isinstance(origin, type):
-            names = self._registry_of(origin)
+            names = self.registry_of(origin)
             of = f" ({', '.join(component_names(names))})" if names else ""
             return f"a mapping of the options of {origin.__name__}" if is_data(origin) else f"a {origin.__name__}{of}"
         return str(kind)
 
     def error(self, path: OptionPath, message: str) -> ConfigError:
         """Return a ConfigError that says where the value stands, and what is wrong."""
-        return ConfigError(f"{self._where(path)}: {message}")
+        return ConfigError(f"{self.where(path)}: {message}")
 
     def _placed(self, error: LeydenError, path: OptionPath) -> LeydenError:
         """Return an error of the same kind, with the place of the option that it is about."""
         try:
-            return type(error)(f"{self._where(path)}: {error}")
+            return type(error)(f"{self.where(path)}: {error}")
         except TypeError:
             return error
 
@@ -391,6 +397,10 @@ class Builder:
 def _is_component(kind: Any) -> bool:
     origin = get_origin(kind) or kind
     return isinstance(origin, type) and origin not in (*_PLAIN, *_LISTS, *_MAPPINGS) and not is_data(origin)
+
+
+def _is_protocol(kind: Any) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
 
 
 def _is_mapping(kind: Any) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,26 +20,32 @@ if TYPE_CHECKING:
 
 def run(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="FILE|FUNCTION", help="A .yaml, .toml or .json file; or module:function or file.py:function."
+            metavar="FILE|FUNCTION",
+            help="A .yaml, .toml or .json file; or module:function or file.py:function.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "-s", "--set", metavar="PATH=VALUE", help="An option in place of the file's, such as trainer.n_runners=4."
         ),
     ] = None,
+    recorded: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Repeat a run that leyden run has started.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="With --from, continue that run in its folder.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the settings, and start nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run from a file with the sections agent, train, val, algorithm and trainer.
+    """Start a run from a file with the sections agent, train, val, algorithm and trainer; or vessel and trainer.
 
-    Options are those of the Python classes. A path of --set that begins with no section is an option of the algorithm.
-    Relative paths mean the file's folder.
+    Options are those of the Python classes. A path of --set that begins with no section is an option of the algorithm
+    or the vessel. Relative paths mean the file's folder.
 
     \b
     Examples:
@@ -45,12 +53,19 @@ def run(
       leyden run train.yaml --set trainer.n_runners=4 --set optim.learning_rate=3e-4
       leyden run train.yaml --dry-run
       leyden run experiments.py:small --set rate=1e-3
+      leyden run --from latest --set optim.learning_rate=1e-4
+      leyden run --from latest --resume
     """
     from leyden._lib.logs import setup_logging
-    from leyden.cli.run_parts import read_start
+    from leyden.cli.run_parts import read_overrides, read_recorded, read_start
 
+    if (target is None) == (recorded is None):
+        raise typer.BadParameter("give a FILE or FUNCTION, or --from RUN")
+    if resume and recorded is None:
+        raise typer.BadParameter("--resume continues a run; give --from RUN")
     setup_logging("WARNING")
-    start = read_start(target, overrides or [])
+    given = read_overrides(overrides or [])
+    start = read_recorded(recorded, given, resume=resume) if recorded else read_start(str(target), given)
     if dry_run:
         _check(start, as_json=as_json)
     else:
@@ -72,34 +87,57 @@ def _check(start: Start, *, as_json: bool) -> None:
         import yaml
 
         echo_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100).rstrip())
-    echo(f"{job.in_words()}: nothing was started", err=True)
+    echo(f"{job.in_words}: nothing was started", err=True)
 
 
 def _run(start: Start, *, as_json: bool) -> None:
-    """Begin the run, and show how it ended. Its folder is under `.leyden/` of the current folder unless it is given."""
+    """Begin the run, and show how it ended. Exit with 1 if it has stopped early."""
     from leyden.cli.run_parts import job_of
+    from leyden.errors import RunInterrupted
+    from leyden.training.runs import open_run
+    from leyden.training.runs.folder import MANIFEST
     from leyden.training.runs.run_description import without_secrets
-    from leyden.training.runs.start import started_from
+    from leyden.training.runs.start import started_from, with_option
 
-    token = started_from.set(
-        {
-            "file": start.source,
-            "settings": without_secrets(start.settings),
-            "overrides": without_secrets(start.overrides),
-        }
-    )
-    start.settings["trainer"] = {"run_dir": str(_new_folder(start)), **(start.settings.get("trainer") or {})}
+    directory = _folder(start)
+    recorded = {
+        "file": start.source,
+        "settings": without_secrets(start.settings),
+        "overrides": without_secrets(start.overrides),
+    }
+    start = replace(start, settings=with_option(start.settings, ("trainer", "run_dir"), str(directory)))
+    token = started_from.set(recorded)
     try:
         with contextlib.chdir(start.folder):
-            summary = job_of(start).run()
+            job = job_of(start)
+            job.run(resume=start.directory is not None)
+        ended = open_run(directory) if (directory / MANIFEST).exists() else None
     finally:
         started_from.reset(token)
+    if ended is None:  # `dev: true` and runners for an algorithm elsewhere keep no run
+        if as_json:
+            echo_json({"run": None, "run_id": None, "state": "succeeded", "stopped": None})
+        return
+    record = ended.record
+    if record.status == "stopped" and record.cause == "interrupted":  # a simulator's run ends without an error
+        raise RunInterrupted(f"the run was stopped; continue with leyden run --from {directory} --resume")
     if as_json:
-        echo_json({"run": str(summary.run_dir), "run_id": summary.run_id, "stopped": summary.stopped})
+        echo_json({"run": str(directory), "run_id": record.run_id, "state": record.status, "stopped": record.cause})
+    if record.status != "succeeded":
+        raise typer.Exit(1)
 
 
-def _new_folder(start: Start) -> Path:
-    """Return a new folder under `.leyden/` of the current folder."""
+def _folder(start: Start) -> Path:
+    """Return the run's folder: that of the run to continue, the one that the settings name, or a new one under
+    `.leyden/` of the current folder. It is absolute unless the settings are of the current folder too.
+    """
+    is_here = start.folder == Path.cwd()
+    if start.directory is not None:
+        return Path(os.path.relpath(start.directory)) if is_here else start.directory
+    from leyden.training.runs.start import option_value
+
+    if given := option_value(start.settings, ("trainer", "run_dir")):
+        return Path(str(given)) if is_here else start.folder / str(given)
     stem = Path(start.source.rpartition(":")[0] or start.source).stem
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-{secrets.token_hex(2)}"
-    return new if start.folder == Path.cwd() else new.absolute()
+    return new if is_here else new.absolute()

@@ -1,4 +1,4 @@
-"""From the settings of `leyden run` to the parts of a run: an agent with its data, and a trainer.
+"""From the settings of `leyden run` to the parts of a run: an agent with its data, or a vessel, and a trainer.
 
 `Start` is what was given on the command line, as settings. `Job` is what these settings mean, ready to begin.
 """
@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import inspect
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from leyden._lib.annotations import Builder, OptionPath
+from leyden._lib.annotations import Builder, OptionPath, is_mapping, options_of
 from leyden._lib.components import Component, Registry, load_class
 from leyden._lib.config_file import ConfigFile, parse_value, read_config_file
+from leyden._lib.json import is_list, is_object
 from leyden._lib.text import text_of
 from leyden.cli.inputs import load_agent, load_object, load_tasks
 from leyden.errors import HIDDEN, ConfigError
+from leyden.training.runs import open_run
 from leyden.training.runs.run_description import hides
 from leyden.training.runs.start import SECTIONS, check_sections, option_path, with_option
 
@@ -42,6 +46,8 @@ class Start:
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
     """The values of `--set`, by their paths."""
     file: ConfigFile | None = None
+    directory: Path | None = None
+    """The folder of the run to continue; None for a new run."""
 
     def where(self, path: OptionPath) -> str:
         """Return where the value at a path was given, for messages."""
@@ -53,65 +59,114 @@ class Start:
         return f"{place}: {name}" if name else place
 
 
-def read_start(target: str, overrides: Sequence[str]) -> Start:
+def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `--set` by their paths. Raise ConfigError for a text of another form."""
+    given: dict[str, Any] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f"--set is {text!r}; write --set PATH=VALUE, such as trainer.n_runners=4")
+        given[path.strip()] = parse_value(value, name=f"--set {path.strip()}")
+    return given
+
+
+def read_start(target: str, given: Mapping[str, Any]) -> Start:
     """Return the settings of a file, or what a function returns, with the options of `--set`.
 
     target: a file's path, `module:function` or `file.py:function`. An override with the name of a parameter of the
         function is its argument.
-    Raise ConfigError for a target or an override that cannot be read.
+    Raise ConfigError for a target that cannot be read, and for an override of something that has no options.
     """
-    given = dict(map(_override, overrides))
-    source, colon, _ = target.rpartition(":")
+    source, colon, name = target.rpartition(":")
     if not colon:
         path = Path(target)
         file = read_config_file(path)
         return with_overrides(Start(str(path.absolute()), path.absolute().parent, file.content, file=file), given)
-    is_file = source.endswith(".py")
-    made = _called(load_object(target, command=_COMMAND), target, given)
-    place = Path(source).absolute() if is_file else Path.cwd()
-    name = f"{place}:{target.rpartition(':')[2]}" if is_file else target
-    return with_overrides(Start(name, place.parent if is_file else place, made), given)
+    folder = Path(source).absolute().parent if source.endswith(".py") else Path.cwd()
+    arguments, made = _called(load_object(target, command=_COMMAND), target, given)
+    full_name = f"{Path(source).absolute()}:{name}" if source.endswith(".py") else target
+    options = {path: value for path, value in given.items() if path not in arguments}
+    return with_overrides(Start(full_name, folder, made, arguments), options)
 
 
-def _override(text: str) -> tuple[str, Any]:
-    """Return the path and the value of one `--set`."""
-    path, equals, value = text.partition("=")
-    if not equals or not path.strip():
-        raise ConfigError(f"--set is {text!r}; write --set PATH=VALUE, such as trainer.n_runners=4")
-    return path.strip(), parse_value(value, name=f"--set {path.strip()}")
+def read_recorded(source: str, given: Mapping[str, Any], *, resume: bool) -> Start:
+    """Return the settings of a recorded run, with the options of `--set`.
+
+    resume: continue that run, in its folder.
+    Raise ConfigError for a run that was not started by `leyden run`, for one with secrets that `--set` does not give,
+    and with `resume` for one that cannot be continued.
+    """
+    run = open_run(source)
+    name, config = run.record.name, run.record.config
+    start: dict[str, Any] | None = config.get("start")
+    if start is None:
+        command = shlex.join(config.get("command") or config.get("argv") or [])
+        by = f"by a program: {command}" if command else "by a program"
+        again = "run it again, with fit(..., resume=True) and its run_dir to continue" if resume else "run that again"
+        raise ConfigError(f"run {name} was not started by leyden run, but {by}; {again}")
+    target, folder = str(start["file"]), Path(str(start["file"]).rpartition(":")[0] or start["file"]).parent
+    if ":" in target:
+        made = read_start(target, {**start["overrides"], **given})
+    elif not folder.is_dir():
+        raise ConfigError(
+            f"run {name} was started from {target}, whose folder is gone; put it back, or run another file"
+        )
+    else:
+        made = with_overrides(Start(target, folder, start["settings"], start["overrides"]), given)
+    if hidden := [path for path in _hidden(made.settings, ()) if ".".join(path) not in given]:
+        option = ".".join(hidden[0])
+        raise ConfigError(f"run {name} does not record the secret {option}; give it: --set {option}=...")
+    options = made.settings.get("trainer")
+    if is_object(options) and "trainer.run_dir" not in given:
+        made.settings["trainer"] = {key: value for key, value in options.items() if key != "run_dir"}
+    if not resume:
+        return made
+    if run.directory is None:
+        raise ConfigError(f"{source} is a store; give the folder or the name of the run to resume")
+    if str(config.get("store", "")).startswith("memory:"):
+        raise ConfigError(f"run {name} kept its rollouts in memory, and they are gone; repeat it without --resume")
+    if run.state == "running":
+        raise ConfigError(f"run {name} is still running; stop it first, or wait until it ends")
+    return replace(made, directory=run.directory.absolute())
 
 
-def _called(function: Any, target: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a function returns. Its arguments are taken out of `given`."""
+def _hidden(value: Any, path: OptionPath) -> Iterator[OptionPath]:
+    """Yield the paths of secrets, which the record of a run has in another form."""
+    if isinstance(value, str) and HIDDEN in value:
+        yield path
+    parts = value.items() if is_object(value) else enumerate(value) if is_list(value) else ()
+    for name, each in parts:
+        yield from _hidden(each, (*path, str(name)))
+
+
+def _called(function: Any, target: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a function that are given, and the settings that it returns for them."""
     if not callable(function):
         raise ConfigError(
             f"{target} is a {type(function).__name__}, and no function that returns the settings of a run"
         )
-    import inspect
-
-    parameters = inspect.signature(function).parameters.values()
-    takes = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    arguments = {name: given.pop(name) for name in takes if name in given}
-    missing = [each.name for each in parameters if each.name in takes and each.default is each.empty]
-    if missing := [name for name in missing if name not in arguments]:
-        raise ConfigError(f"{target} needs {', '.join(missing)}; give --set {missing[0]}=...")
+    known, _ = options_of(function)
+    arguments = {name: given[name] for name in known if name in given}
+    for name, option in known.items():
+        if option.default is inspect.Parameter.empty and name not in given:
+            raise ConfigError(f"{target} needs {name}; give --set {name}=...")
     made = function(**arguments)
-    if not isinstance(made, Mapping):
+    if not is_mapping(made):
         raise ConfigError(
             f"{target} returned a {type(made).__name__}; it must return a mapping with the sections {', '.join(SECTIONS)}"
         )
-    return dict(cast("Mapping[str, Any]", made))
+    return arguments, dict(made)
 
 
 def with_overrides(start: Start, given: Mapping[str, Any]) -> Start:
     """Return a start in which these options have these values. Raise ConfigError for a path that names none."""
-    settings, overrides = start.settings, dict(start.overrides)
+    settings, overrides = dict(start.settings), dict(start.overrides)
     for name, value in given.items():
         path = option_path(name, settings)
         settings = with_option(settings, path, value)
         overrides[".".join(path)] = value
     check_sections(settings, start.source)
-    return Start(start.source, start.folder, settings, overrides, start.file)
+    return replace(start, settings=settings, overrides=overrides)
 
 
 # ---- the parts -----------------------------------------------------------------------------------
@@ -119,24 +174,19 @@ def with_overrides(start: Start, given: Mapping[str, Any]) -> Start:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run that is ready to begin: an agent with its data and trainer."""
+    """A run that is ready to begin: a trainer, and what its `fit` is given."""
 
     trainer: Any
-    agent: Any
-    train: Any
-    val: Any
+    given: tuple[Any, ...]
+    """Agent, training tasks and validation tasks; or a vessel."""
+    in_words: str
 
     def check(self) -> None:
         """Raise ConfigError for any mistake that can be found without starting something."""
-        self.trainer.check(self.agent, self.train, self.val)
+        self.trainer.check(*self.given)
 
     def run(self, *, resume: bool = False) -> Any:
-        return self.trainer.fit(self.agent, self.train, self.val, resume=resume)
-
-    def in_words(self) -> str:
-        data = [f"{name} {len(each):,} tasks" for name, each in (("train", self.train), ("val", self.val)) if each]
-        algorithm = type(self.trainer.algorithm).__name__ if self.trainer.algorithm is not None else "no algorithm"
-        return ", ".join([f"agent {getattr(self.agent, '__name__', type(self.agent).__name__)}", *data, algorithm])
+        return self.trainer.fit(*self.given, resume=resume)
 
 
 def job_of(start: Start) -> Job:
@@ -144,7 +194,6 @@ def job_of(start: Start) -> Job:
 
     Raise ConfigError, with the place, for an option that is unknown or wrong.
     """
-    settings = start.settings
     builder = Builder(
         registry_of=registry_of,
         load=_load,
@@ -152,11 +201,17 @@ def job_of(start: Start) -> Job:
         show=lambda path, value: HIDDEN if path and hides(path[-1]) else text_of(repr, value)[:200],
         deferred={("trainer", "strategy"), ("trainer", "runner")},
     )
-    if settings.get("agent") is None:
-        raise ConfigError(f"{start.source} has no agent; add one, such as agent: agent.py:agent")
+    return (_simulation if "vessel" in start.settings else _training)(start, builder)
+
+
+def _training(start: Start, builder: Builder) -> Job:
+    """Return a run that trains an agent."""
     from leyden.algorithm import Algorithm
     from leyden.trainer import Trainer
 
+    settings = start.settings
+    if settings.get("agent") is None:
+        raise ConfigError(f"{start.source} has no agent; add one, such as agent: agent.py:agent")
     options = _mapping(settings.get("trainer"), builder, "trainer")
     if "algorithm" in options:
         raise builder.error(("trainer", "algorithm"), "the algorithm is a section of its own; move it out of trainer")
@@ -164,16 +219,49 @@ def job_of(start: Start) -> Job:
     if settings.get("algorithm") is not None:
         given["algorithm"] = builder.value(Algorithm, settings["algorithm"], ("algorithm",))
     agent = _agent(settings["agent"], builder)
-    data = {name: _data(settings.get(name), builder, name) for name in ("train", "val")}
-    return Job(builder.called(Trainer, given, ("trainer",)), agent, data["train"], data["val"])
+    train, val = (_data(settings.get(name), builder, (name,)) for name in ("train", "val"))
+    trainer = builder.called(Trainer, given, ("trainer",))
+    data = [
+        f"{name} {len(each):,} tasks" for name, each in (("train", train), ("val", val)) if hasattr(each, "__len__")
+    ]
+    algorithm = "no algorithm" if trainer.algorithm is None else type(trainer.algorithm).__name__
+    return Job(trainer, (agent, train, val), ", ".join([algorithm, *data]))
+
+
+def _simulation(start: Start, builder: Builder) -> Job:
+    """Return a run that trains a policy in a simulator. Its folder has checkpoints, so that it can be resumed."""
+    from leyden.rl import ActionInterpreter, StateInterpreter, Trainer, TrainingVessel, TrainingVesselBase
+    from leyden.training import Checkpoint
+
+    options = _mapping(start.settings["vessel"], builder, "vessel")
+    kind, options = builder.component(TrainingVesselBase, {"type": TrainingVessel, **options}, ("vessel",))
+    spaces: dict[str, Any] = {"network": None}
+    for name, part, space in (
+        ("state_interpreter", StateInterpreter, "observation"),
+        ("action_interpreter", ActionInterpreter, "action"),
+    ):
+        if name in options:  # before the policy, which is made for its space
+            options[name] = builder.value(part, options[name], ("vessel", name))
+            spaces["obs_space" if space == "observation" else "action_space"] = getattr(
+                options[name], f"{space}_space", None
+            )
+    for name in (each for each in options if each.endswith("_initial_states")):
+        options[name] = _data(options[name], builder, ("vessel", name))
+    vessel = replace(builder, supplied=spaces).made(kind, options, ("vessel",))
+    given = builder.options(Trainer, _mapping(start.settings.get("trainer"), builder, "trainer"), ("trainer",))
+    trainer = builder.called(Trainer, given, ("trainer",))
+    trainer.check(vessel)  # before the callback below, which does not end a run
+    if trainer.run_dir is not None and not any(isinstance(each, Checkpoint) for each in trainer.callbacks):
+        trainer.callbacks.append(Checkpoint(trainer.run_dir / "checkpoints"))
+    return Job(trainer, (vessel,), f"{type(vessel).__name__}, {type(vessel.policy).__name__}")
 
 
 def _mapping(given: Any, builder: Builder, section: str) -> dict[str, Any]:
     if given is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not is_mapping(given):
         raise builder.error((section,), f"it is {given!r:.200}; it must be a mapping of options")
-    return dict(cast("Mapping[str, Any]", given))
+    return dict(given)
 
 
 def _agent(given: Any, builder: Builder) -> Any:
@@ -187,9 +275,9 @@ def _agent(given: Any, builder: Builder) -> Any:
     return builder.value(LitAgent, given, ("agent",))
 
 
-def _data(given: Any, builder: Builder, section: str) -> Any:
+def _data(given: Any, builder: Builder, path: OptionPath) -> Any:
     """Return a data set: the tasks of a file, or an object of a Python file, called if it is a function."""
-    if given is None or not isinstance(given, str | Mapping):
+    if not isinstance(given, str) and not is_mapping(given):
         return given
     try:
         if isinstance(given, str):
@@ -198,8 +286,8 @@ def _data(given: Any, builder: Builder, section: str) -> Any:
             found = load_object(given, command=_COMMAND)
             return found() if callable(found) else found
     except ConfigError as error:
-        raise builder.error((section,), str(error)) from error
-    return builder.object_of(_DATA, cast("Mapping[str, Any]", given), (section,))
+        raise builder.error(path, str(error)) from error
+    return builder.object_of(_DATA, given, path)
 
 
 def _load(path: str) -> Any:

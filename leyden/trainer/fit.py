@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import shlex
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ from leyden.training.runs.opening import begin_run, new_manifest
 from leyden.training.runs.recorder import RunRecorder
 from leyden.training.runs.recording import FolderRecorder
 from leyden.training.runs.run_metrics import metrics_of
+from leyden.training.runs.start import started_from
 from leyden.training.runs.summary import count_rollouts
 from leyden.types import Retention
 from leyden.types.rollout import ROLLOUT_FINISHED
@@ -455,10 +457,9 @@ def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
     if directory is None:
         return "the run was stopped; it has no directory, so it cannot be continued"
     ended, again = ("has failed", "Remedy the cause, then continue") if failed else ("was stopped", "Continue")
-    return (
-        f"the run {ended}; what it had finished is in {directory}. "
-        f"{again} with Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
-    )
+    call = f"Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
+    command = f"leyden run --from {shlex.quote(str(directory))} --resume"
+    return f"the run {ended}; what it had finished is in {directory}. {again} with {command if started_from.get() else call}"
 
 
 def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, LightningStore, Manifest]:
@@ -494,7 +495,7 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, Light
         directory, manifest = begin_run(config.run_dir, resume=resume, kind=kind, name=config.name, config=recorded)
         run = Run(manifest.record.run_id, directory, resume=resume, options=manifest.options)
         store = SqliteLightningStore(store_path(directory)) if built is None else built
-    recorded["store"] = redact(store.url)
+    manifest.record.config["store"] = redact(store.url)
     return run, store, manifest
 
 

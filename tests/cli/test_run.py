@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import leyden as ly
 from leyden.cli import main
 
 AGENT = """
@@ -41,7 +44,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs a command in a folder with an agent, tasks and a file; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "agent_to_run", raising=False)
+    for name in ("agent_to_run", "walk_to_run", "slow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "agent_to_run.py").write_text(AGENT)
     (tmp_path / "tasks.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
     (tmp_path / "train.yaml").write_text(FILE)
@@ -94,7 +98,7 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(said: Said, tmp_path: 
     code, out, err = said("run", "t.toml", "--dry-run", "--json")
     assert code == 0, err
     assert "s3cret" not in out + err and json.loads(out)["trainer"]["initial_resources"]["llm"]["api_key"] == "***"
-    assert "4 tasks, Baseline: nothing was started" in err
+    assert "Baseline, val 4 tasks: nothing was started" in err
     assert not (tmp_path / ".leyden").exists()
 
 
@@ -161,3 +165,187 @@ def test_a_float_in_the_notation_of_python_is_a_number(said: Said):
     assert said("run", "train.yaml", "--dry-run", "--set", "polling_interval=1e-4")[0] == 0
     assert said("run", "train.yaml", "--dry-run", "--set", "n_epochs=1e1")[0] == 0
     assert said("run", "train.yaml", "--dry-run", "--set", "n_epochs=1.5")[0] == 1
+
+
+# ---- recorded runs -------------------------------------------------------------------------------
+
+
+def recorded(folder: Path | str) -> dict[str, Any]:
+    return json.loads((Path(folder) / "run.json").read_text())
+
+
+def test_a_recorded_run_is_repeated_with_its_own_settings_though_the_file_has_changed(said: Said, tmp_path: Path):
+    first = json.loads(said("run", "train.yaml", "--set", "n_epochs=3", "--set", "trainer.run_dir=first", "--json")[1])[
+        "run"
+    ]
+    (tmp_path / "train.yaml").write_text("nothing: true")
+    code, out, err = said("run", "--from", first, "--set", "trainer.n_runners=1", "--json")
+    assert code == 0, err
+    again = recorded(json.loads(out)["run"])["config"]
+    assert (
+        json.loads(out)["run"] != first and again["algorithm"]["options"]["n_epochs"] == 3 and again["n_runners"] == 1
+    )
+    assert again["start"]["overrides"] == {"algorithm.n_epochs": 3, "trainer.run_dir": "first", "trainer.n_runners": 1}
+
+
+def test_a_function_is_called_again_with_its_arguments(said: Said):
+    first = json.loads(said("run", "agent_to_run.py:settings", "--set", "epochs=2", "--json")[1])["run"]
+    code, out, err = said("run", "--from", first, "--set", "name=second", "--json")
+    assert code == 0, err
+    again = recorded(json.loads(out)["run"])
+    assert again["name"] == "second" and again["config"]["algorithm"]["options"]["n_epochs"] == 2
+
+
+def test_a_secret_is_not_recorded_and_has_to_be_given_again(said: Said):
+    option = (
+        "trainer.initial_resources={llm: {resource_type: llm, endpoint: 'http://u:pa55@x', model: m, api_key: s3cret}}"
+    )
+    first = json.loads(said("run", "train.yaml", "--set", option, "--json")[1])["run"]
+    content = (Path(first) / "run.json").read_text()
+    assert "s3cret" not in content and "pa55" not in content
+    code, _, err = said("run", "--from", first, "--dry-run")
+    assert code == 1 and "does not record the secret trainer.initial_resources.llm." in err
+    path = "trainer.initial_resources.llm"
+    given = [f"{path}.api_key=s3cret", f"{path}.endpoint=http://y"]
+    assert said("run", "--from", first, "--dry-run", "--set", given[0], "--set", given[1])[0] == 0
+
+
+def test_a_run_of_a_program_is_refused_with_the_program(said: Said):
+    @ly.rollout
+    def agent(task: int) -> float:
+        return 1.0
+
+    ly.Trainer(algorithm="baseline", run_dir="other", progress=False).fit(agent, val_dataset=[1])
+    for resume in ([], ["--resume"]):
+        code, _, err = said("run", "--from", "other", *resume)
+        assert code == 1 and "was not started by leyden run, but by a program: " in err
+
+
+def test_what_cannot_be_resumed_is_refused(said: Said, tmp_path: Path):
+    first = json.loads(said("run", "train.yaml", "--set", "trainer.store=memory", "--json")[1])["run"]
+    assert "kept its rollouts in memory" in said("run", "--from", first, "--resume")[2]
+    manifest = recorded(first)
+    (Path(first) / "run.json").write_text(json.dumps({**manifest, "format": 99}))
+    assert "this version of Leyden reads 1 and 2" in said("run", "--from", first)[2]
+    (Path(first) / "run.json").write_text('{"run_id"')
+    assert "is damaged" in said("run", "--from", first)[2]
+    assert "there is no run 'none'" in said("run", "--from", "none")[2]
+    assert said("run")[0] == said("run", "train.yaml", "--resume")[0] == said("run", "t.yaml", "--from", "x")[0] == 2
+    file = {
+        **manifest,
+        "config": {**manifest["config"], "start": {"file": "/gone/t.yaml", "settings": {}, "overrides": {}}},
+    }
+    (Path(first) / "run.json").write_text(json.dumps(file))
+    assert "/gone/t.yaml, whose folder is gone" in said("run", "--from", first)[2]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_killed_run_is_continued_from_what_it_has_finished(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+):
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, leyden as ly\n"
+        "@ly.rollout\ndef agent(task: dict) -> float:\n"
+        "    ran = pathlib.Path('ran.txt')\n"
+        "    with ran.open('a') as file:\n        file.write(f\"{task['n']}\\n\")\n"
+        "    if task['n'] == 5 and ran.read_text().split().count('5') == 1:\n        os.kill(os.getpid(), 9)\n"
+        "    return 1.0\n"
+    )
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(8)))
+    overrides = ["--set", "agent=slow.py:agent", "--set", "trainer.concurrency=1", "--set", "trainer.n_runners=1"]
+    command = [sys.executable, "-m", "leyden", "run", "train.yaml", *overrides, "--set", "n_epochs=1"]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert killed.returncode == -9, killed.stderr
+    (run,) = (tmp_path / ".leyden").iterdir()
+    if elsewhere:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    code, out, err = said("run", "--from", str(run), "--resume", "--json")
+    assert code == 0, err
+    assert recorded(run)["status"] == "succeeded" and Path(json.loads(out)["run"]).resolve() == run
+    ran = (tmp_path / "ran.txt").read_text().split()
+    assert sorted(set(ran)) == [str(n) for n in range(8)] and ran.count("5") == 2 and len(ran) < 12
+
+
+SIMULATOR = """
+import numpy as np
+from gymnasium import spaces
+from leyden.rl import ActionInterpreter, Reward, Simulator, StateInterpreter
+
+class Walk(Simulator):
+    def __init__(self, start, stride=1):
+        self.position, self.steps, self.stride = start, 0, stride
+    def step(self, action):
+        self.position, self.steps = self.position + action * self.stride, self.steps + 1
+    def get_state(self):
+        return self.position
+    def done(self):
+        return self.steps == 3
+
+class Position(StateInterpreter):
+    observation_space = spaces.Box(-20, 20, (1,), np.float32)
+    def interpret(self, simulator_state):
+        return np.array([simulator_state], np.float32)
+
+class Direction(ActionInterpreter):
+    action_space = spaces.Discrete(2)
+    def interpret(self, simulator_state, action):
+        return 1 if action else -1
+
+class NearZero(Reward):
+    def reward(self, simulator_state):
+        return -abs(simulator_state) / 10
+
+STARTS = [-2, -1, 1, 2]
+"""
+VESSEL = """
+vessel:
+  simulator_fn: {type: "walk_to_run.py:Walk", stride: 2}
+  state_interpreter: walk_to_run.py:Position
+  action_interpreter: walk_to_run.py:Direction
+  reward: {type: "walk_to_run.py:NearZero"}
+  policy: {type: ppo, lr: 3e-3}
+  train_initial_states: walk_to_run.py:STARTS
+  val_initial_states: [-2, 2]
+  episode_per_iter: 4
+trainer: {max_iters: 2, finite_env_type: dummy, progress: false}
+"""
+
+
+def test_a_policy_in_a_simulator_is_trained_and_continued(said: Said, tmp_path: Path):
+    (tmp_path / "walk_to_run.py").write_text(SIMULATOR)
+    (tmp_path / "walk.yaml").write_text(VESSEL)
+    code, out, err = said("run", "walk.yaml", "--set", "policy.seed=3", "--json")
+    assert code == 0, err
+    run = json.loads(out)["run"]
+    assert recorded(run)["config"]["start"]["overrides"] == {"vessel.policy.seed": 3}
+    assert (Path(run) / "checkpoints").is_dir()
+    code, out, err = said("run", "--from", run, "--resume", "--set", "trainer.max_iters=4", "--json")
+    assert code == 0, err
+    rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows if row["stage"] == "train"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("policy.lr=fast", "--set vessel.policy.lr: lr is 'fast'; it must be a number"),
+        ("policy.type=pppo", "did you mean 'ppo'?"),
+        ("polcy=1", "TrainingVessel has no option 'polcy'; did you mean 'policy'?"),
+        ("trainer.max_iter=3", "Trainer has no option 'max_iter'; did you mean 'max_iters'?"),
+        ("trainer.finite_env_type=dumy", "dumy"),
+        ("trainer.max_iters=null", "no callback could end the run"),
+        ("state_interpreter=walk_to_run.py:Direction", "makes a Direction, not a StateInterpreter"),
+        ("simulator_fn=walk_to_run.py:Nix", "walk_to_run.py has no 'Nix'"),
+        ("simulator_fn.strides=2", "has no option 'strides'; did you mean 'stride'?"),
+        ("train_initial_states=none.json", "none.json cannot be read"),
+        ("episode_per_iter=0", "walk.yaml, line 2: vessel: episode_per_iter is 0"),
+        ("trainer.n_runners=2", "Trainer has no option 'n_runners'"),
+        ("agent=x", "leave agent out"),
+    ],
+)
+def test_a_mistake_in_a_vessel_is_refused(said: Said, tmp_path: Path, option: str, message: str):
+    (tmp_path / "walk_to_run.py").write_text(SIMULATOR)
+    (tmp_path / "walk.yaml").write_text(VESSEL)
+    code, out, err = said("run", "walk.yaml", "--dry-run", "--set", option)
+    assert (code, out) == (1, "") and message in err, err

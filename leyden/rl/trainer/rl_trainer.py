@@ -192,14 +192,9 @@ class Trainer(KeepsArguments, TrainLoop):
         unless `resume` is true.
         """
         exit_if_starting()
-        if self._started_at is not None:
-            raise ConfigError("this trainer is in the middle of a run; make another trainer for another fit")
+        self.check(vessel)
         if resume and self.run_dir is None:
             raise ConfigError("resume=True needs a run; give the trainer run_dir=, or give ckpt_path= without resume")
-        if self.max_iters is None and not self.callbacks:
-            raise ConfigError(
-                "max_iters is None and no callback could end the run; give max_iters, or a callback such as EarlyStopping"
-            )
         if resume and ckpt_path is None:
             ckpt_path = self._newest_checkpoint()
         self._draw_worker_seeds()
@@ -207,16 +202,6 @@ class Trainer(KeepsArguments, TrainLoop):
         if start is None and self._loaded is not None:
             state = dict(self._loaded)
             start = SavedFile(Path("state_dict"), state["current_iter"], state, state["vessel"])
-        vessel.require_stage("train")
-        if self.validates:
-            vessel.require_stage("val")
-        given = isinstance(vessel, TrainingVessel) and vessel.val_initial_states is not None
-        self.validates_at_end = given and self.uses_val_initial_states
-        if self.validates_at_end and self.max_iters is None and not self.validates:
-            raise ConfigError(
-                "the vessel has val_initial_states, and nothing says when to use them; give the trainer val_every_n_iters, "
-                "or max_iters for one validation at the end, or leave val_initial_states out"
-            )
         self._assign(vessel)
         self._loaded = None
         self.initialize()
@@ -237,6 +222,27 @@ class Trainer(KeepsArguments, TrainLoop):
             self.run(cast(Any, vessel), resume=start)
             if folder is not None and self._interrupted:
                 folder.close("stopped", "interrupted")
+
+    def check(self, vessel: TrainingVesselBase[Any]) -> None:
+        """Raise the ConfigError that `fit` would raise for this vessel before a run starts. Nothing is started."""
+        if self._started_at is not None:
+            raise ConfigError("this trainer is in the middle of a run; make another trainer for another fit")
+        if self.max_iters is None and not self.callbacks:
+            raise ConfigError(
+                "max_iters is None and no callback could end the run; give max_iters, or a callback such as EarlyStopping"
+            )
+        env_kind(self.finite_env_type)
+        vessel.require_stage("train")
+        if self.validates:
+            vessel.require_stage("val")
+        given = isinstance(vessel, TrainingVessel) and vessel.val_initial_states is not None
+        self.validates_at_end = given and self.uses_val_initial_states
+        if self.validates_at_end and self.max_iters is None and not self.validates:
+            raise ConfigError(
+                "the vessel has val_initial_states, and nothing says when to use them; give the trainer val_every_n_iters, "
+                "or max_iters for one validation at the end, or leave val_initial_states out"
+            )
+        vessel.require_policy_of_these_spaces()
 
     def _showing(self, vessel: TrainingVesselBase[Any], folder: FolderRecorder | None) -> AbstractContextManager[None]:
         if folder is not None:

@@ -28,7 +28,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from leyden._lib.components import arguments_of
-from leyden.errors import HIDDEN, redact
+from leyden.errors import HIDDEN, ConfigError, redact
 from leyden.training.runs.start import started_from
 
 _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
@@ -385,10 +385,21 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
             shown.append(HIDDEN)
         elif is_secret and value:
             shown.append(f"{option}={HIDDEN}")
+        elif value.lstrip()[:1] in ("{", "["):  # a value of `--set`, within which others may be secret
+            shown.append(_shortened(f"{option}={_without_secrets_within(value)}"))
         else:
             shown.append(_shortened(redact(word)))
         hide_next = is_secret and not value
     return shown
+
+
+def _without_secrets_within(text: str) -> str:
+    from leyden._lib.config_file import parse_value  # here, because it imports yaml
+
+    try:
+        return json.dumps(without_secrets(parse_value(text, name="the option")))
+    except ConfigError:
+        return redact(text)
 
 
 @cache
