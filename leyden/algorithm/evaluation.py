@@ -1,14 +1,11 @@
 """`Evaluation`: run an agent on every task, several times if wanted, and measure its rewards.
 
-It learns nothing. `leyden eval` is its command. `estimate` computes the mean and its interval from numbers alone.
+It learns nothing. `leyden eval` is its command.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import random
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,8 +14,6 @@ from typing import Any
 
 from leyden._lib import ids
 from leyden._lib.components import arguments_of
-from leyden._lib.formatting import figure
-from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_number
 from leyden.adapter import model_calls
 from leyden.algorithm.algorithm import Algorithm, Dataset
@@ -27,6 +22,7 @@ from leyden.algorithm.own_metrics import means_of, own_metrics
 from leyden.engine.policy_backend import PolicyBackend
 from leyden.errors import ConfigError
 from leyden.gateway import UpstreamModel
+from leyden.statistics import Estimate, estimate
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -37,29 +33,6 @@ from leyden.types import (
 )
 
 _PROGRESS_SECONDS = 1.0
-_RESAMPLES = 2000
-"""Resamples of the bootstrap for one interval."""
-_CONFIDENCE = 0.95
-_MAX_TIMES = 10
-"""With n simultaneous intervals, each has n times as many resamples, but at most this many times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean and its 95 % confidence interval."""
-
-    mean: float
-    low: float | None
-    """Lower end of the interval; None for a single task, which shows no spread."""
-    high: float | None
-    method: str
-    """How the interval was computed: `Wilson`, `bootstrap`, or `none`."""
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{figure(self.mean, 3)} (one task: no interval)"
-        interval = f"{figure(self.low, 3)} to {figure(self.high, 3)}"
-        return f"{figure(self.mean, 3)} (95 % interval {interval}, {self.method} over tasks)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,41 +236,6 @@ class Evaluation(Algorithm):
             seconds=seconds,
             cost=cost,
         )
-
-
-def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Estimate:
-    """Return the mean over tasks of each task's mean reward, with a 95 % confidence interval.
-
-    rewards: for each task its rewards, at least one; at least one task.
-    n_compared: how many means are estimated together. All of their intervals hold at once with a probability of 95 %
-        (Bonferroni).
-
-    The tasks are the sample, because rollouts of one task are not independent. If each task has one reward of 0 or 1,
-    the interval is Wilson's, which also holds near 0 and 1. Otherwise it is the percentile bootstrap over tasks with a
-    fixed seed, with 2,000 resamples for each of at most ten means. A single task has no interval.
-    """
-    means = [mean_of(of_task) for of_task in rewards]
-    mean, n = mean_of(means), len(means)
-    if n == 1:
-        return Estimate(mean, None, None, "none")
-    outside = (1 - _CONFIDENCE) / n_compared
-    if all(len(of_task) == 1 and of_task[0] in (0.0, 1.0) for of_task in rewards):
-        return Estimate(mean, *wilson_interval(mean, n, confidence=1 - outside), "Wilson")
-    numbers, resamples = random.Random(0), _RESAMPLES * min(n_compared, _MAX_TIMES)
-    resampled = sorted(mean_of(numbers.choices(means, k=n)) for _ in range(resamples))
-    cut = round(outside / 2 * resamples)
-    return Estimate(mean, resampled[cut], resampled[-cut - 1], "bootstrap")
-
-
-def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> tuple[float, float]:
-    """Return Wilson's confidence interval of a proportion.
-
-    mean: the mean of `n` values, each 0 or 1.
-    """
-    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
-    centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    return 0.0 if mean == 0.0 else max(0.0, centre - half), 1.0 if mean == 1.0 else min(1.0, centre + half)
 
 
 def _cost(rollout: EvaluatedRollout, price_per_million: tuple[float, float]) -> float:

@@ -10,22 +10,16 @@ All functions are pure; `RolloutCollector` runs the requests. N: number of forks
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leyden._lib import ids
-from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_number
 from leyden.adapter import divergence, replayed_calls
 from leyden.algorithm.collector import CollectedRollout, rollout_id_of
-from leyden.algorithm.evaluation import wilson_interval
 from leyden.errors import ConfigError
+from leyden.statistics import Sample, unpaired_difference
 from leyden.types import AttemptedRollout, EnqueueRolloutRequest, ReplayFrom, Rollout, read_replay_from, semconv
-
-_Z = statistics.NormalDist().inv_cdf(0.975)
-"""The 0.975 quantile of the normal distribution, for 95 % intervals."""
 
 
 def fork_requests(
@@ -153,75 +147,8 @@ def call_advantages(
     """
     if (n_calls is None) != (own_return is None):
         raise ConfigError(f"give n_calls and own_return together, got n_calls={n_calls} and own_return={own_return}")
-    sides = {k: _Side(list(values), exact=False) for k, values in returns.items() if values}
+    sides = {k: Sample(list(values)) for k, values in returns.items() if values}
     if n_calls is not None and own_return is not None:
-        sides[n_calls] = _Side([own_return], exact=True)
-    return [_advantage(k, sides[k], sides[k + 1]) for k in sorted(sides) if k + 1 in sides]
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The returns of forks from one state: the state before a call, or the one after it."""
-
-    returns_N: list[float]
-    exact: bool
-    """Whether the value is known exactly, because the rollout has ended there."""
-
-    @property
-    def mean(self) -> float:
-        return mean_of(self.returns_N)
-
-    @property
-    def squared_error(self) -> float:
-        """The squared standard error of the mean return; 0 if the value is exact."""
-        return 0.0 if self.exact else statistics.variance(self.returns_N) / len(self.returns_N)
-
-    def proportion(self) -> tuple[float, float]:
-        """Return the 95 % interval of the mean of returns that are all 0 or 1."""
-        return (self.mean, self.mean) if self.exact else wilson_interval(self.mean, len(self.returns_N))
-
-
-def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
-    """Estimate one call's advantage with its interval: Newcombe's for returns of 0 and 1, else Welch's, which needs
-    three returns on each side.
-
-    before, after: the returns from the states before and after the call.
-    """
-    difference = after.mean - before.mean
-    if all(value in (0.0, 1.0) for side in (before, after) for value in side.returns_N):
-        (low_0, high_0), (low_1, high_1) = before.proportion(), after.proportion()
-        low = difference - math.hypot(after.mean - low_1, high_0 - before.mean)
-        high = difference + math.hypot(high_1 - after.mean, before.mean - low_0)
-        return CallAdvantage(call, difference, low, high, "Newcombe")
-    if any(len(side.returns_N) < 3 and not side.exact for side in (before, after)):
-        return CallAdvantage(call, difference, None, None, "none")
-    half = _welch_half_width(before, after)
-    return CallAdvantage(call, difference, difference - half, difference + half, "Welch")
-
-
-def _welch_half_width(before: _Side, after: _Side) -> float:
-    """Return half the width of Welch's 95 % interval of the difference of two means (Welch 1947). The degrees of
-    freedom are Satterthwaite's; a side whose mean is exact adds no variance.
-    """
-    variance = before.squared_error + after.squared_error
-    if variance == 0.0:
-        return 0.0
-    freedom = variance**2 / sum(
-        side.squared_error**2 / (len(side.returns_N) - 1) for side in (before, after) if not side.exact
-    )
-    return _t_quantile(freedom) * math.sqrt(variance)
-
-
-def _t_quantile(freedom: float) -> float:
-    """Return the 0.975 quantile of Student's t distribution (Abramowitz and Stegun, 26.7.5).
-
-    freedom: the degrees of freedom. The result is 0.7 % too small for 2, and 0.1 % for 3.
-    """
-    z, v = _Z, freedom
-    return (
-        z
-        + (z**3 + z) / (4 * v)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
-    )
+        sides[n_calls] = Sample([own_return], exact=True)
+    found = {k: unpaired_difference(sides[k], sides[k + 1]) for k in sorted(sides) if k + 1 in sides}
+    return [CallAdvantage(k, each.mean, each.low, each.high, each.method) for k, each in found.items()]

@@ -3,7 +3,7 @@
 `difference` compares the means of two arms of randomised traffic and checks the randomisation, `ranks` makes unbounded
 values comparable, `change` finds a drop of a mean against a reference, and `finite` tests the mean of a finite
 population. All are pure functions of numbers over small frozen states, without NumPy. `effects` estimates what each
-edit of a prompt adds to its reward.
+edit of a prompt adds to its reward, and `intervals` has confidence intervals for numbers that are read once.
 
 An *e-process* is a non-negative process whose expectation is at most 1 at every stopping time, if the null hypothesis
 holds. So it exceeds 1 / error with a probability of at most `error`, however often it is read (Ville's inequality,
@@ -28,5 +28,10 @@ from leyden.statistics.effects import EffectModel as EffectModel
 from leyden.statistics.effects import Effects as Effects
 from leyden.statistics.finite import ShortfallEvidence as ShortfallEvidence
 from leyden.statistics.finite import observe_shortfall as observe_shortfall
+from leyden.statistics.intervals import Estimate as Estimate
+from leyden.statistics.intervals import Sample as Sample
+from leyden.statistics.intervals import estimate as estimate
+from leyden.statistics.intervals import paired_difference as paired_difference
+from leyden.statistics.intervals import unpaired_difference as unpaired_difference
 from leyden.statistics.ranks import RankHistory as RankHistory
 from leyden.statistics.ranks import observe_rank as observe_rank

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden.algorithm.evaluation import Evaluation, EvaluationResult, estimate
+from leyden.algorithm.evaluation import Evaluation, EvaluationResult
 from leyden.errors import ConfigError
+from leyden.statistics import estimate
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from leyden._lib.formatting import figure
-from leyden.algorithm.evaluation import Estimate, estimate
+from leyden.statistics import Estimate, estimate
 from leyden.types import PromptTemplate
 
 Rewards = Mapping[int, float]

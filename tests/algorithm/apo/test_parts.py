@@ -18,14 +18,13 @@ from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestT
 from leyden.algorithm.apo.round import ignored_warning
 from leyden.algorithm.apo.search import Search
 from leyden.algorithm.collector import CollectedRollout
-from leyden.algorithm.evaluation import Estimate
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts.candidate import Branch, Candidate, name_to_improve
 from leyden.algorithm.prompts.comparison import Comparison, compare
 from leyden.algorithm.prompts.journal import Journal
 from leyden.algorithm.prompts.texts import problem_with, rollouts_as_text
 from leyden.errors import CheckpointError, ConfigError
-from leyden.statistics import Effects
+from leyden.statistics import Effects, Estimate
 from leyden.types import EnqueueRolloutRequest, PromptTemplate, Rollout, Span, semconv
 
 
