@@ -562,3 +562,11 @@ def test_checkpoints_that_are_asked_for_without_a_directory_are_said_not_to_be_s
     assert "no checkpoint is saved" not in caplog.text
     ly.Trainer(algorithm=Counting(), store="memory", progress=False).fit(odd, [1])
     assert caplog.text.count("no checkpoint is saved, because the run has no directory") == 1
+
+
+def test_a_run_names_the_store_that_it_was_given_and_its_rollouts_are_read_from_there(tmp_path: Path) -> None:
+    elsewhere = f"sqlite://{tmp_path / 'elsewhere.db'}"
+    ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run", store=elsewhere, progress=False).fit(odd, [1, 3])
+    run = open_run(tmp_path / "run")
+    assert run.record.config["store"].endswith("elsewhere.db")
+    assert len(run.read_store(lambda store: store.query_rollouts(run_id=run.record.run_id))) == 2
