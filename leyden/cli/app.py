@@ -20,6 +20,7 @@ import typer.main
 
 from leyden import __version__
 from leyden._lib.extras import extension
+from leyden.cli.compare import compare
 from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
@@ -89,6 +90,7 @@ app.command(short_help="Start a run from a file.")(run)
 app.command(short_help="List runs, with their rewards.")(runs)
 app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
+app.command(short_help="Compare runs: options, rewards, and the tasks that flipped.")(compare)
 app.command(short_help="Give a run a note, tags or another name.")(note)
 app.command(short_help="Run a recorded rollout again, call by call.")(replay)
 app.command("eval", short_help="Measure an agent, before and after training.")(evaluate)

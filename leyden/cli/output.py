@@ -141,6 +141,7 @@ def echo_table(columns: Sequence[Column], *, tail: Column | None = None, full: b
     from rich.text import Text
 
     width = shutil.get_terminal_size().columns if is_on_terminal(sys.stdout) else _PIPE_WIDTH
+    columns = [of._replace(name=one_line(of.name)) for of in columns]
     texts = [[one_line(each.text if isinstance(each, Coloured) else each) for each in of.cells] for of in columns]
     widths = [max(map(cell_len, (of.name, *own))) for of, own in zip(columns, texts, strict=True)]
     shown = list(range(len(columns)))

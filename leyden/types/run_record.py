@@ -25,6 +25,11 @@ def algorithm_group(run_id: str) -> str:
     return f"{run_id}/algorithm"
 
 
+def best_label(run_id: str) -> str:
+    """Return the label that a run of a prompt optimiser puts on its best version of resources."""
+    return f"prompts/{run_id}/best"
+
+
 class RunRecord(BaseModel):
     """A run: its configuration, its state, and its end.
 

@@ -417,6 +417,59 @@ def test_two_runs_that_nothing_tells_apart_keep_their_names(tuned: Path, said: S
     assert first != second and "other" in second
 
 
+# ---- comparing -----------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_in_a_table_and_as_json(tuned: Path, said: Said) -> None:
+    runs = [str(each) for each in sorted(tuned.iterdir())]
+    out = said("compare", *runs[:2])[0].splitlines()
+    assert out[0].split() == ["20261123-010101-a211", "20261123-010102-a212"]
+    cells = {line[: out[0].index("2026")].strip(): line[out[0].index("2026") :].split() for line in out[1:6]}
+    assert cells["algorithm.optim.learning_rate"] == ["0.0001", "0.0003"]
+    assert cells["reward: first last best"] == ["0.1", "0.2", "0.2"] * 2
+    assert "  not compared: 20261123-010101-a211: it has no store of rollouts; " in "\n".join(out)
+    data = json.loads(said("compare", *runs, "--json")[0])
+    assert data["configuration"]["algorithm.optim.learning_rate"] == [1e-4, 3e-4, "(default)", "-"]
+    assert len(data["runs"]) == 4 and len(data["against_first"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["20261123-010101-a211"], "a comparison needs two runs, and one was given: 20261123-010101-a211"),
+        (["20261123-010101-a211", "20261123"], "'20261123' fits 4 runs; there are: "),
+        (["20261123-010101-a211", "nope"], "there is no run 'nope'"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_named(
+    tuned: Path, said: Said, monkeypatch: pytest.MonkeyPatch, arguments: list[str], fault: str
+) -> None:
+    monkeypatch.chdir(tuned.parent)
+    assert fault in said("compare", *arguments, code=1)[1]
+
+
+def test_flipped_tasks_are_printed_with_ids_rewards_and_answers(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, offset in (("first", 0), ("second", 8)):
+
+        @ly.rollout
+        async def shifted(task: dict[str, int], offset: int = offset) -> float:
+            ly.emit_message(f"answer {offset}")
+            return float(task["n"] >= offset)
+
+        ly.Trainer(algorithm="baseline", run_dir=Path(".leyden") / name, progress=False).fit(
+            shifted, val_dataset=[{"n": n} for n in range(10)]
+        )
+    out = said("compare", "first", "second")[0]
+    assert "reward -0.8 (95 % interval -0.943 to -0.49, Wilson; 0 better, 8 worse)" in out
+    assert "8 solved before, and not now, the first 5:\n    {'n': 0}\n" in out
+    assert re.search(r"      before 1  ro-\w+  answer 0\n      after  0  ro-\w+  answer 8\n", out)
+    itself = said("compare", "first", ".leyden/first")[0]
+    assert "all are the same run" in itself and "solved" not in itself
+
+
 # ---- names, tags and notes -----------------------------------------------------------------------
 
 

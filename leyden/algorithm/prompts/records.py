@@ -20,6 +20,7 @@ from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.base import LightningStore
 from leyden.types import ResourcesUpdate
 from leyden.types.run_record import algorithm_group
+from leyden.types.run_record import best_label as best_label
 
 _ATTEMPT_ID = "at-decided"
 _PURPOSE = "selection"
@@ -84,11 +85,6 @@ def record_of(
         accepted=accepted,
         comparison=str(comparison) if accepted and comparison is not None else "",
     )
-
-
-def best_label(run_id: str) -> str:
-    """Return the label of the run's best version of resources."""
-    return f"prompts/{run_id}/best"
 
 
 async def record_round(

@@ -70,7 +70,7 @@ async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, 
     """Return the number of the run's rollouts in the store by status. Statuses without rollouts are left out, as are
     the rollouts in which the algorithm records its own calls.
     """
-    if _has_the_store_for_itself(run):
+    if has_the_store_for_itself(run):
         found = dict((await store.statistics())["rollouts_by_status"])
         for own in await store.query_rollouts(group_id=algorithm_group(run.record.run_id)):
             found[own.status] -= 1
@@ -98,7 +98,7 @@ async def scored_rollouts(
     run: RecordedRun, store: LightningStore, *, order: Literal["best", "worst"], limit: int
 ) -> list[ScoredRollout]:
     """Return up to `limit` succeeded rollouts with the highest or lowest rewards, and of equal ones the newest."""
-    run_id = None if _has_the_store_for_itself(run) else run.record.run_id
+    run_id = None if has_the_store_for_itself(run) else run.record.run_id
     sign = -1 if order == "best" else 1
 
     async def query(between: Range, sort_by: str, sort_order: Literal["asc", "desc"]) -> list[ScoredRollout]:
@@ -130,7 +130,7 @@ async def find_rollout(run: RecordedRun, store: LightningStore, part_of_id: str)
 
     Raise ConfigError if there is none, or if several ids contain it.
     """
-    run_id = None if _has_the_store_for_itself(run) else run.record.run_id
+    run_id = None if has_the_store_for_itself(run) else run.record.run_id
     exact = await store.query_rollouts(rollout_id_in=[part_of_id], run_id=run_id)
     found = exact or await store.query_rollouts(rollout_id_contains=part_of_id, run_id=run_id, limit=_OFFERED + 1)
     if len(found) == 1:
@@ -152,7 +152,7 @@ async def latest_resources(run: RecordedRun, store: LightningStore) -> Resources
     Resources do not name their run. In a store that several runs may share, the resources of the run's newest rollout
     are returned instead.
     """
-    if _has_the_store_for_itself(run):
+    if has_the_store_for_itself(run):
         return await store.get_latest_resources()
     newest = await store.query_rollouts(run_id=run.record.run_id, sort_by="start_time", sort_order="desc", limit=1)
     if not newest or newest[0].resources_id is None:
@@ -163,13 +163,13 @@ async def latest_resources(run: RecordedRun, store: LightningStore) -> Resources
 async def _pages(
     run: RecordedRun, store: LightningStore, status_in: list[RolloutStatus] | None
 ) -> AsyncIterator[list[Rollout]]:
-    run_id = None if _has_the_store_for_itself(run) else run.record.run_id
+    run_id = None if has_the_store_for_itself(run) else run.record.run_id
     offset = 0
     while page := list(await store.query_rollouts(status_in=status_in, run_id=run_id, limit=_PAGE, offset=offset)):
         yield page
         offset += len(page)
 
 
-def _has_the_store_for_itself(run: RecordedRun) -> bool:
+def has_the_store_for_itself(run: RecordedRun) -> bool:
     """Return whether every rollout in the store is the run's: it is a file in the run's folder."""
     return run.directory is not None and (run.directory / "store.sqlite").exists()
