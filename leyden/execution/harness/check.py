@@ -63,19 +63,23 @@ class Checked:
         return ""
 
 
-def scripted_model(kind: HarnessProgram) -> Any:
-    """Return the reply function of a model that asks for one line of shell, in the harness's way, and then ends."""
+def scripted_model(kind: HarnessProgram, line: str = "") -> Any:
+    """Return the reply function of a model that asks for one line of shell, in the harness's way, and then ends.
+
+    line: what to do besides writing the answer.
+    """
+    line += _LINE
 
     def reply(body: dict[str, Any]) -> str | Reply:
         tools: list[Json] = body.get("tools") or []
         names = [(tool.get("function") or tool).get("name") for tool in tools]
         turns: Any = body.get("messages") or body.get("input") or []
         seen = json.dumps(turns[-3:])  # the newest, because a system prompt has examples
-        if _WRITTEN in seen.replace(_LINE, "").replace(json.dumps(_LINE)[1:-1], ""):
+        if _WRITTEN in seen.replace(line, "").replace(json.dumps(line)[1:-1], ""):
             return f"Done: {_WRITTEN}."
         if kind.shell in names:
-            return Reply(calls=(ToolCall(kind.shell, json.dumps(kind.shell_arguments(_LINE))),))
-        return "ok" if kind.shell_text is None else kind.shell_text(_LINE)
+            return Reply(calls=(ToolCall(kind.shell, json.dumps(kind.shell_arguments(line))),))
+        return "ok" if kind.shell_text is None else kind.shell_text(line)
 
     return reply
 

@@ -7,6 +7,7 @@ What is special about a program stands in its module in `programs/`. To add one,
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from typing import Any, Final, Literal, cast
 from leyden._lib.components import installed, load_installed
 from leyden.errors import ConfigError
 from leyden.execution.runner.process import ProcessAgent
+from leyden.types import AttemptedRollout, NamedResources, ProxyLLM
+
+logger = logging.getLogger(__name__)
 
 _GROUP: Final = "leyden.harnesses"
 """The entry points with harnesses of other distributions."""
@@ -84,8 +88,9 @@ class HarnessProgram:
 class Harness(ProcessAgent):
     """A coding agent of the command line as an agent, unchanged: `Harness("pi", folder="task", reward=...)`.
 
-    It works in a copy of a folder, with a home folder of its own, and calls the model that is trained. `leyden harness
-    list` shows the programs, and `leyden harness check NAME` installs one and tries it.
+    It works in a copy of a folder, with a home folder of its own, and calls the model that is trained. An attempt that
+    the gateway has no call of fails. `leyden harness list` shows the programs, and `leyden harness check NAME` installs
+    one and tries it.
     """
 
     def __init__(
@@ -104,9 +109,10 @@ class Harness(ProcessAgent):
         arguments: further arguments of the command, the last ones.
         options: of `ProcessAgent`. By default standard input is empty, and of the program's spans only those of models
             are kept.
-        Raise ConfigError for an unknown or unsupported name, and for a program that is not installed.
+        Raise ConfigError for an unknown or unsupported name, and for a program that is not installed. Another version
+        than the tested one is a warning, and an attempt fails whose program is not the one of the beginning any more.
         """
-        from leyden.execution.harness.installed import find_program
+        from leyden.execution.harness.installed import find_program, package_version
 
         self.kind = harness_program(name)
         if self.kind.unsupported:
@@ -117,8 +123,24 @@ class Harness(ProcessAgent):
         options.setdefault("spans", "model")
         self.auxiliary = self.kind.auxiliary
         super().__init__([str(found)], **options)
+        self._installed = _identity(self.command[0])
+        if (version := package_version(self.kind, found)) != self.kind.version:
+            logger.warning(
+                "the harness %r at %s has version %s, and %s was tested; `leyden harness check %s` shows whether it works",
+                *(name, found, version or "unknown", self.kind.version, name),
+            )
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        # An agent that did not call its model has tried nothing, whatever its reward. A plain LLM records no calls.
+        rollout.config.require_model_call |= any(isinstance(each, ProxyLLM) for each in resources.values())
+        return await super().rollout_async(task, resources, rollout)
 
     def prepare(self, task: Any, directory: Path, env: dict[str, str]) -> Sequence[str]:
+        if _identity(self.command[0]) != self._installed:
+            raise ConfigError(
+                f"{self.command[0]} is not the program of the beginning any more: it updated itself, or was installed anew; "
+                f"install {self.kind.package} {self.kind.version}, and start again"
+            )
         if (base_url := env.get("OPENAI_BASE_URL")) is None:
             raise ConfigError(f"the harness {self.kind.name!r} needs a model; give the run an LLM among its resources")
         home = directory / "home"
@@ -133,6 +155,15 @@ class Harness(ProcessAgent):
         prompt = _prompt(task) if self.prompt is None else self.prompt(task)
         start = Start(prompt, env["LEYDEN_MODEL"], base_url, env["OPENAI_API_KEY"], home, env)
         return [*self.command, *self.kind.arguments(start), *self.arguments]
+
+
+def _identity(program: str) -> tuple[int, int, int] | None:
+    """Return what changes with the file of a command; None without the file."""
+    try:
+        found = Path(program).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def harness_programs() -> dict[str, HarnessProgram | str]:

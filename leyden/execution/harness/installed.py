@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from leyden.errors import ConfigError
@@ -68,23 +69,27 @@ def install(kind: HarnessProgram) -> Path:
     return program
 
 
+def package_version(kind: HarnessProgram, program: Path) -> str | None:
+    """Return the version of the package that a program is installed from; None if it is in no such package."""
+    if kind.installer == "pip":
+        folders = [str(each) for each in program.resolve().parent.parent.glob("lib/python*/site-packages")]
+        return next((each.version for each in metadata.distributions(name=kind.package, path=folders)), None)
+    for parent in program.resolve().parents:
+        try:
+            package = json.loads((parent / "package.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if package.get("name") == kind.package:
+            return package.get("version")
+    return None
+
+
 def installed_version(kind: HarnessProgram, program: Path) -> str | None:
     """Return the version of an installed program: that of its package, or else what `--version` says; None if neither
     tells.
     """
-    if kind.installer == "npm":
-        for parent in program.resolve().parents:
-            try:
-                package = json.loads((parent / "package.json").read_text())
-            except (OSError, ValueError):
-                continue
-            if package.get("name") == kind.package:
-                return package.get("version")
-    elif (python := program.parent / "python").exists():
-        line = f"from importlib.metadata import version; print(version({kind.package!r}))"
-        ran = subprocess.run([str(python), "-c", line], capture_output=True, text=True, check=False)
-        if ran.returncode == 0:
-            return ran.stdout.strip()
+    if (version := package_version(kind, program)) is not None:
+        return version
     try:
         ran = subprocess.run(
             [str(program), "--version"],
