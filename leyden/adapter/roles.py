@@ -12,9 +12,9 @@ doubt. The rules, in order:
    to sum up, and stands at the beginning of a later prompt with the same instructions or tools, which does not continue
    the conversation itself. With instructions of its own it may be the first of the model's messages there.
 4. *Subagent*: a conversation whose first prompt holds a text of the arguments of a tool call, made before it, and whose
-   last answer is in the result of that tool call, or in a later one of the same conversation (a task in the
-   background). The conversation that made the tool call is its parent. A conversation with its instructions that had
-   the text anyway is another try of the same task.
+   last answer is in the result of that tool call; or, for a task in the background, in a later result of the same
+   conversation, or in a user's message that it had not before. The conversation that made the tool call is its parent.
+   A conversation with its instructions that had the text anyway is another try of the same task.
 5. *Auxiliary*: a call without tools and with instructions of its own, in an attempt whose agent has tools; it continues
    no call, and no call continues it or has its answer; and its instructions ask for a title, a summary or a name of
    the conversation, or whether its topic is new, or match an expression that the record of the program names
@@ -182,7 +182,8 @@ class _Call:
 
     @property
     def results(self) -> list[tuple[str, str]]:
-        """The tool calls of its prompt that were answered, each as its key with the text of the result."""
+        """The tool calls of its prompt that were answered, each as its key with the text of the result; and what a user
+        said, with the key ""."""
         if self._results is None:
             self._results = _tool_results(self.view.input_messages)
         return self._results
@@ -356,6 +357,8 @@ class _Threads:
                 if (later.thread, key, result) in seen or (key not in handed and later.thread not in threads):
                     continue
                 seen.add((later.thread, key, result))
+                if not key and result in threads[later.thread].prompted:
+                    continue
                 for answer, quoted in forms.items():
                     needed = _MIN_PASSED if key in handed else _MIN_QUOTED
                     is_in = len(answer) >= needed and any(form in result for form in quoted)
@@ -491,6 +494,8 @@ def _tool_results(messages: Sequence[Json]) -> list[tuple[str, str]]:
             asked[str(as_dict(call).get("id"))] = call
         if message.get("role") == "tool" and (made := asked.get(str(message.get("tool_call_id")))) is not None:
             results.append((_tool_call(made).key, message_text(message.get("content"))))
+        elif message.get("role") == "user":
+            results.append(("", message_text(message.get("content"))))
     return results
 
 

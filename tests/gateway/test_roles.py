@@ -92,6 +92,29 @@ TRANSCRIPTS: dict[str, list[Call]] = {
         helper(LEFT, (GREP, HITS), FOUND_LEFT),
         agent((sends("t1", LEFT), ("got", "t1", FOUND_LEFT)), DONE),
     ],
+    "subagents in the background, of which messages tell": [
+        agent((), sends("t1", LEFT)),
+        helper(LEFT, (), GREP),
+        agent((sends("t1", LEFT), ("got", "t1", '{"agent_id": "7"}')), sends("t2", RIGHT)),
+        helper(LEFT, (GREP, HITS), FOUND_LEFT),
+        helper(RIGHT, (), FOUND_RIGHT),
+        agent(
+            (
+                sends("t1", LEFT),
+                ("got", "t1", '{"agent_id": "7"}'),
+                sends("t2", RIGHT),
+                ("got", "t2", '{"agent_id": "8"}'),
+                ("user", f'<notification>{{"7": {{"completed": "{FOUND_LEFT}"}}}}</notification>'),
+                ("user", f"Agent 8 is done: {FOUND_RIGHT}"),
+            ),
+            DONE,
+        ),
+    ],
+    "a helper in doubt, because the user had its answer before": [
+        agent((("user", f"Somebody wrote: {FOUND_LEFT}"),), sends("t1", LEFT)),
+        helper(LEFT, (), FOUND_LEFT, role="agent"),
+        agent((("user", f"Somebody wrote: {FOUND_LEFT}"), sends("t1", LEFT), ("got", "t1", "sent")), DONE),
+    ],
     "nested subagents": [
         agent((), sends("t1", LEFT)),
         helper(LEFT, (), sends("t2", DEEP)),
@@ -272,7 +295,9 @@ async def test_each_call_has_the_role_that_was_written_down_and_only_the_agents_
     views = model_calls(spans)
     roles = call_roles(views, spans)
     assert [each.role for each in roles] == [call.role for call in calls]
-    assert [each.doubt for each in roles] == [None] * len(calls)
+    assert [each.doubt is not None for each in roles] == [
+        "in doubt" in name and call.role == "agent" and call.system == HELPER for call in calls
+    ]
     summed_up = {each.thread for each in roles if each.role == "compaction"}
     assert summed_up <= {"subagent" if name == "compaction of a subagent" else "agent"}
 
