@@ -63,7 +63,8 @@ def test_an_unknown_harness_and_one_that_is_not_installed_are_refused(monkeypatc
 AGENT = """
 import json, os, sys, urllib.request
 settings = json.load(open(os.path.join(os.environ["PI_CODING_AGENT_DIR"], "models.json")))["providers"]["leyden"]
-print(json.dumps({"home": os.environ["HOME"], "cwd": os.getcwd(), "pwd": os.environ["PWD"], "arguments": sys.argv[1:],
+print(json.dumps({"home": os.environ["HOME"], "tmp": os.environ["TMPDIR"],
+                  "cwd": os.getcwd(), "pwd": os.environ["PWD"], "arguments": sys.argv[1:],
                   "stdin": sys.stdin.read(), "settings": settings, "there": os.listdir(".")}))
 """
 
@@ -94,6 +95,7 @@ async def test_a_harness_has_a_home_of_its_own_and_works_in_a_copy_of_the_folder
         assert found["arguments"][-5:] == ["-p", "do it", "--no-session", "--thinking", "off"]
         assert found["settings"]["baseUrl"] == "http://127.0.0.1:1/v1"
         assert found["there"] == ["code.py"] and found["stdin"] == "" and found["cwd"] == found["pwd"]
+        assert found["tmp"] == f"{found['home']}/tmp"
         assert str(found["home"]).endswith("/home") and not os.path.exists(str(found["home"]))  # noqa: ASYNC240, PTH110
     assert seen[0]["home"] != seen[1]["home"]
 
@@ -172,7 +174,13 @@ def test_another_version_than_the_tested_one_is_a_warning(tmp_path: Path, caplog
         for version in (None, "0.1.0", kind.version):
             if version is not None:
                 (program.parent / "package.json").write_text(json.dumps({"name": kind.package, "version": version}))
-                info = tmp_path / name / "lib/python3.11/site-packages" / f"{kind.package.replace('-', '_')}-1.dist-info" / "METADATA"
+                info = (
+                    tmp_path
+                    / name
+                    / "lib/python3.11/site-packages"
+                    / f"{kind.package.replace('-', '_')}-1.dist-info"
+                    / "METADATA"
+                )
                 info.parent.mkdir(parents=True, exist_ok=True)
                 info.write_text(f"Metadata-Version: 2.1\nName: {kind.package}\nVersion: {version}\n")
             caplog.clear()

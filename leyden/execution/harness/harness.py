@@ -151,6 +151,8 @@ class Harness(ProcessAgent):
             "XDG_DATA_HOME": str(home / ".local/share"),
         }
         env |= {"XDG_CACHE_HOME": str(home / ".cache"), "XDG_STATE_HOME": str(home / ".local/state"), "CI": "1"}
+        env["TMPDIR"] = str(home / "tmp")  # where pi, for example, keeps all that a command printed
+        (home / "tmp").mkdir()
         env |= {name: value for name, value in self.kind.env.items() if name not in self.env}
         prompt = _prompt(task) if self.prompt is None else self.prompt(task)
         start = Start(prompt, env["LEYDEN_MODEL"], base_url, env["OPENAI_API_KEY"], home, env)

@@ -4,6 +4,7 @@ from leyden.execution.harness.harness import HarnessProgram, Start
 
 
 def _arguments(start: Start) -> list[str]:
+    start.env["CLAUDE_CODE_TMPDIR"] = start.env["TMPDIR"]
     return ["-p", start.prompt, "--model", start.model, "--dangerously-skip-permissions", "--output-format", "json"]
 
 
