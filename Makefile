@@ -19,7 +19,7 @@ ENV_FILES := pyproject.toml $(wildcard packages/*/pyproject.toml) constraints/in
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm test check format bench test-all nightly wheels lock clean rebuild
+.PHONY: help demo demo-vllm test check format bench test-all nightly release lock clean rebuild
 
 help:
 	@echo 'make demo                          train an agent on this machine; ARGS="--seed 1" for options'
@@ -30,7 +30,7 @@ help:
 	@echo 'make bench NAME=store              measure, against a peer where it can be installed; no NAME: list them'
 	@echo 'make test-all GROUP=faults         a larger group of tests; no GROUP: every group this machine can run'
 	@echo 'make nightly ARGS="--part 1/5"      every group, in parts of at most 70 minutes; no ARGS: what came of them'
-	@echo 'make wheels                        build the wheels of both distributions into dist/'
+	@echo 'make release                       build and check what a release publishes, in dist/; it publishes nothing'
 	@echo 'make lock ENV=dev                  resolve an environment anew, writes constraints/dev.txt'
 	@echo 'make clean                         delete the environments and the caches'
 	@echo
@@ -91,9 +91,9 @@ test-all: $(VENV)/.installed-dev
 nightly: $(VENV)/.installed-dev
 	@$(PY) tests/nightly.py $(ARGS)
 
-wheels: $(VENV)/.installed-dev
-	@LEYDEN_RELEASE=1 $(PY) -m hatchling build -t wheel -d dist
-	@cd packages/leyden-compat && ../../$(PY) -m hatchling build -t wheel -d ../../dist
+release:
+	$(call with_python,constraints/install.py release)
+	@.venvs/release/bin/python tools/release.py $(ARGS)
 
 lock:
 	$(call with_python,constraints/install.py --lock $(or $(ENV),dev))
