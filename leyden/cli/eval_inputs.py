@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -11,9 +11,9 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from leyden._lib.text import fault_reason
-from leyden.cli.model_option import ModelOption
+from leyden.cli.model_option import ModelOption, engine_options, newest_run, trained_model
 from leyden.errors import ConfigError
-from leyden.training.runs import RecordedRun, list_runs, open_run
+from leyden.training.runs import RecordedRun, open_run
 from leyden.training.runs.rollouts import latest_resources
 from leyden.types import LLM, NamedResources, PromptTemplate
 
@@ -45,6 +45,10 @@ class Given:
 
 _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "deterministic")
 """Options of a run's engine that an evaluation takes over."""
+
+
+def _loading(engine: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: engine[name] for name in _LOADING if engine.get(name) is not None}
 
 
 async def read_given(models: Sequence[str], source: str | None) -> Given:
@@ -90,7 +94,7 @@ def _add_model(given: Given, text: str) -> None:
             f"--model {text}: {given.folder[1]} is loaded here already; one model can be, others need a URL"
         )
     else:
-        given.folder = name, model.address
+        given.folder, given.loading = (name, model.address), _loading(model.engine)
     if name not in {model for model, _ in given.llms.values()}:  # else it takes the place of the run's model
         given.llms[name] = name, {} if name in given.servers else {"temperature": _TEMPERATURE}
 
@@ -128,12 +132,8 @@ def _chosen(source: str, *, has_models: bool) -> RecordedRun:
     "latest" is the newest run that has trained a model; with `--model`, the newest run that is neither an evaluation
     nor a replay.
     """
-    if source == "latest":
-        for run in list_runs():
-            trained = run.directory is not None and (run.directory / "model").is_dir()
-            if run.record.kind not in ("eval", "replay") and (trained or has_models):
-                return run
-    return open_run(source)
+    newest = newest_run(with_model=not has_models) if source == "latest" else None
+    return newest or open_run(source)
 
 
 async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:
@@ -154,15 +154,5 @@ async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:
         given.llms[name] = llm.model, dict(llm.sampling_parameters)
     if has_models or not llms:
         return
-    model = None if run.directory is None else run.directory / "model"
-    if model is None or not model.is_dir():
-        raise ConfigError(
-            f"run {run.record.name} has no model/ folder ({run.state}): training writes it when it ends. Continue the run, "
-            "or name a model with --model"
-        )
-    given.folder = next(iter(llms.values())).model, str(model)
-    algorithm = cast("dict[str, Any]", run.record.config.get("algorithm") or {})
-    backend: Any = cast("dict[str, Any]", algorithm.get("options") or {}).get("backend")
-    if isinstance(backend, dict):
-        options = cast("dict[str, Any]", backend)
-        given.loading = {name: options[name] for name in _LOADING if options.get(name) is not None}
+    given.folder = next(iter(llms.values())).model, str(trained_model(run))
+    given.loading = _loading(engine_options(run))

@@ -35,7 +35,10 @@ def evaluate(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "-m", "--model", metavar="NAME=URL|FOLDER", help="A model's name, and its server's base URL or its folder."
+            "-m",
+            "--model",
+            metavar="NAME=URL|FOLDER|RUN",
+            help="A model's name, and its server's base URL, its folder, or the run that trained it.",
         ),
     ] = None,
     model_key: Annotated[

@@ -14,17 +14,21 @@ import typer
 
 from leyden.cli.model_option import ModelOption
 from leyden.cli.output import echo
-from leyden.errors import redact
+from leyden.errors import ConfigError, redact
 
 DEFAULT_PORT = 4748
+UNRECORDED = "none"
+"""The `--store` of a gateway that records nothing."""
+_ENGINE = ("max_length", "dtype", "tool_parser", "max_batch_rows")
+"""Options of the engine that trained a model, with which it is served. The device is that of this machine."""
 
 
 def gateway(
     model: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=URL|FOLDER",
-            help="A model's name, and its server's base URL or its folder; several times for several.",
+            metavar="NAME=URL|FOLDER|RUN",
+            help="A model's name, and its server's base URL, its folder, or the run that trained it; several times for several.",
         ),
     ],
     store: Annotated[
@@ -32,7 +36,7 @@ def gateway(
         typer.Option(
             envvar="LEYDEN_STORE",
             show_envvar=True,
-            help="Where calls are recorded: http://HOST:PORT, postgresql://..., a file, memory://.",
+            help="Where calls are recorded: http://HOST:PORT, postgresql://..., a file, memory://; none serves anybody, unrecorded.",
         ),
     ] = "http://127.0.0.1:4747",
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -74,15 +78,19 @@ def gateway(
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
     Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's key. A model that
-    is named several times has several servers. A folder is loaded here, by Leyden's own engine, such as the model/ that
-    a training run leaves in its folder. Runners end their attempts here if they have the same LEYDEN_STORE_TOKEN;
-    without one, the gateway's token serves.
+    is named several times has several servers. A folder, a GGUF file and the model that a run trained are loaded here,
+    by Leyden's own engine. Runners end their attempts here if they have the same LEYDEN_STORE_TOKEN; without one, the
+    gateway's token serves.
+
+    --store none serves a trained model to clients that know nothing of Leyden: they call http://HOST:PORT/v1, with the
+    token as their API key if there is one, and nothing is recorded.
 
     \b
     Examples:
       leyden gateway --model policy=http://127.0.0.1:8000/v1
       leyden gateway --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
-      leyden gateway --model policy=.leyden/my-run/model
+      leyden gateway --store none --model policy=my-run
+      leyden gateway --store none --model policy=smollm2.gguf
       leyden gateway --num-workers 4 --model policy=http://gpu-1:8000/v1
       LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1
     """
@@ -92,6 +100,9 @@ def gateway(
     from leyden._lib.logs import setup_logging
 
     setup_logging("WARNING")
+    if store == UNRECORDED:
+        _check_unrecorded({"durable": durable, "spool": spool, "live-key": live_key, "num-workers": num_workers > 1})
+        record_tokens = False
     given = [ModelOption.of(text) for text in model]
     models = [
         {"model_name": each.name, "endpoint": each.address, "api_key": model_key, "record_tokens": record_tokens}
@@ -103,11 +114,26 @@ def gateway(
     options["spool"] = spool
     options["live_key"] = live_key
     look_for_cycles_rarely()
-    asyncio.run(_serve(store, port, num_workers, options, [each for each in given if each.is_folder]))
+    folders = [each for each in given if each.is_folder]
+    asyncio.run(_serve(store, port, num_workers, options, folders, record_tokens=record_tokens))
+
+
+def _check_unrecorded(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that has no use where nothing is recorded."""
+    if unused := next((name for name, value in options.items() if value), None):
+        raise ConfigError(
+            f"--{unused} belongs to a gateway that records, and --store none records nothing; leave one out"
+        )
 
 
 async def _serve(
-    store: str, port: int, num_workers: int, options: dict[str, Any], folders: Sequence[ModelOption]
+    store: str,
+    port: int,
+    num_workers: int,
+    options: dict[str, Any],
+    folders: Sequence[ModelOption],
+    *,
+    record_tokens: bool,
 ) -> None:
     """Run the gateway until SIGINT or SIGTERM, and before it an engine for each folder. Print its address and whether
     the models' servers answer.
@@ -116,7 +142,9 @@ async def _serve(
 
     upstream_models(options["model_list"])  # a wrong URL is told before a model is loaded
     async with AsyncExitStack() as engines:
-        loaded = [await engines.enter_async_context(_loaded(model)) for model in folders]
+        loaded = [
+            {**await engines.enter_async_context(_loaded(model)), "record_tokens": record_tokens} for model in folders
+        ]
         served = {**options, "model_list": [*options["model_list"], *loaded]}
         await _serve_models(store, port, num_workers, served, servers=options["model_list"])
 
@@ -125,7 +153,9 @@ async def _serve(
 async def _loaded(model: ModelOption) -> AsyncGenerator[dict[str, Any]]:
     from leyden.engine import EmbeddedBackend
 
-    async with EmbeddedBackend(model.address, model_name=model.name, api_key=secrets.token_urlsafe()) as engine:
+    trained = {name: model.engine[name] for name in _ENGINE if model.engine.get(name) is not None}
+    key = secrets.token_urlsafe()
+    async with EmbeddedBackend(model.address, model_name=model.name, api_key=key, **trained) as engine:
         llm = engine.endpoint()
         yield {"model_name": llm.model, "endpoint": llm.endpoint, "api_key": llm.api_key}
 
@@ -151,7 +181,7 @@ async def _serve_models(
         who = "with the token" if options["token"] else "without a token"
         names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
         by = f", by {num_workers} processes" if num_workers > 1 else ""
-        echo(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}")
+        echo(f"serving {names} at {endpoint}, {who}{by}; {recording}")
         checks = asyncio.ensure_future(_report_targets(store, servers))
         await ended.wait()
         checks.cancel()
@@ -169,7 +199,7 @@ async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> No
 
     targets = [(f"model {entry['model_name']} at {redact(entry['endpoint'])}", entry["endpoint"]) for entry in models]
     checks = [connect(what, url, meanwhile="calls to it fail") for what, url in targets]
-    if is_remote(store):
+    if store != UNRECORDED and is_remote(store):
         checks.append(connect(store_in_words(store), store, meanwhile="calls cannot be recorded"))
     await asyncio.gather(*checks)
 
@@ -180,12 +210,13 @@ async def _in_this_process(store_url: str, port: int, options: dict[str, Any]) -
     from leyden.gateway import LLMProxy
     from leyden.store import open_store
 
-    proxy = LLMProxy(port=port or None, **options)
+    unrecorded = store_url == UNRECORDED
+    proxy = LLMProxy(port=port or None, unrecorded=unrecorded, **options)
     proxy.share_control(os.environ.get("LEYDEN_STORE_TOKEN"))
-    async with open_store(store_url) as store:
+    async with open_store("memory://" if unrecorded else store_url) as store:
         proxy.set_store(store)
         async with proxy:
-            yield proxy.endpoint, store.url
+            yield proxy.endpoint, "recording nothing" if unrecorded else f"recording in {store.url}"
 
 
 @asynccontextmanager
@@ -196,4 +227,4 @@ async def _in_worker_processes(
 
     secret = os.environ.get("LEYDEN_STORE_TOKEN")
     async with GatewayWorkers(num_workers, store_url=store_url, control_secret=secret, port=port, **options) as gateway:
-        yield gateway.endpoint, redact(store_url)
+        yield gateway.endpoint, f"recording in {redact(store_url)}"

@@ -171,6 +171,7 @@ def export(
       leyden models export .leyden/RUN/model trained --base /models/gemma3
     """
     from leyden._lib.atomic import commit_directory
+    from leyden.cli.model_option import trained_model
     from leyden.engine.gguf import check_export, export_gguf
     from leyden.engine.source import BaseModel
     from leyden.training.runs import open_run
@@ -178,9 +179,7 @@ def export(
 
     source = Path(run)
     if not source.is_dir() or (source / MANIFEST).exists():
-        source = (open_run(run).directory or source) / "model"
-        if not source.is_dir():
-            raise ConfigError(f"run {run} has no {source}: training writes it when it ends. Continue the run")
+        source = trained_model(open_run(run))
     adapted, is_gguf = BaseModel.of(source), out.suffix.lower() == ".gguf"
     if base is not None and adapted is None:
         raise ConfigError(f"{source} is a whole model, without an adapter whose base model --base could name")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leyden.training.runs import RecordedRun
     from leyden.types import NamedResources
 
-_NO_MODEL = "calls after the record need a model: give --model NAME=URL or NAME=FOLDER"
+_NO_MODEL = "calls after the record need a model: give --model NAME=URL, NAME=FOLDER or NAME=RUN"
 
 
 def replay(
@@ -39,7 +39,7 @@ def replay(
         typer.Option(
             "-m",
             "--model",
-            metavar="NAME=URL|FOLDER",
+            metavar="NAME=URL|FOLDER|RUN",
             help="The model of the live calls: its server's base URL or its folder; with --from the run's own by default.",
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ DEFAULT_PORT = 4749
 
 
 def serve(
+    run: Annotated[str | None, typer.Argument(hidden=True)] = None,
+    *,
     gateway: Annotated[
         str, typer.Option(help="The gateway's address; it has the same live key.")
     ] = "http://127.0.0.1:4748",
@@ -74,6 +77,8 @@ def serve(
     from leyden.serving import Assignment
     from leyden.types import LLM
 
+    if run is not None:
+        raise ConfigError(_instead(run))
     setup_logging("WARNING")
     check_token("--token", token, host=host)
     if not live_key:
@@ -94,6 +99,23 @@ def serve(
         "models": own,
     }
     asyncio.run(_serve(store, host, port, token, options))
+
+
+def _instead(run: str) -> str:
+    """Return what serves the model of a run, because this command serves what was released in a store."""
+    from leyden.cli.model_option import engine_options, trained_model
+    from leyden.training.runs import open_run
+    from leyden.training.runs.folder import RUNS
+
+    opened = open_run(run)
+    folder = trained_model(opened).parent
+    name = engine_options(opened).get("model_name", "policy")
+    given = folder.name if folder.parent == RUNS else str(folder)
+    command = shlex.join(["leyden", "gateway", "--store", "none", "--model", f"{name}={given}"])
+    return (
+        f"leyden serve takes no run: it serves the resources that were released in a store. The model of this run is "
+        f"served to any client by\n  {command}"
+    )
 
 
 async def _serve(store: str, host: str, port: int, token: str | None, options: dict[str, Any]) -> None:

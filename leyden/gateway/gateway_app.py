@@ -90,6 +90,7 @@ class GatewayApp:
         model_names: Callable[[], list[str]],
         token: str | None,
         live_key: str | None,
+        unrecorded: bool,
         control_key: Callable[[], str],
         guard: SiteGuard,
         max_body_bytes: int,
@@ -97,6 +98,7 @@ class GatewayApp:
     ) -> None:
         """token: the key that clients must send; None admits any key.
         live_key: the secret with which serving sessions sign live rollouts; None: no live rollouts.
+        unrecorded: answer calls that name no attempt, without a record, instead of refusing them.
         control_key: returns the key with which runners end attempts, and operators control the gateway.
         connections: returns the number of open connections.
         """
@@ -107,6 +109,7 @@ class GatewayApp:
         self._model_names = model_names
         self._token = None if token is None else token.encode()
         self._live_key = live_key
+        self._unrecorded = unrecorded
         self._control_key = control_key
         self._guard = guard
         self._max_body_bytes = max_body_bytes
@@ -216,15 +219,20 @@ class GatewayApp:
                 route, pins = path.removeprefix("v1/"), {}
                 key = key_of or attempt_of_headers(scope)
         kept = next((prefix for prefix in self._kept_routes if route.startswith(prefix) and route != prefix), None)
+        recorded = key is not None
         if key is None and (route in self._routes or kept or route in self._count_routes):
-            raise _no_attempt(path)
+            if not self._unrecorded:
+                raise _no_attempt(path)
+            key = _caller(scope)
         if key is not None and (dialect := self._count_routes.get(route)):
             scope["asked"] = route
             check_method(scope, "POST")
-            return await self._count(scope, receive, send, key, dialect, claim)
+            return await self._count(scope, receive, send, key, dialect, claim, recorded=recorded)
         if key is not None and (dialect := self._routes.get(route)):
             scope["asked"] = route
             check_method(scope, "POST")
+            if not recorded:
+                return await self._call_unrecorded(scope, receive, send, key, dialect)
             # With a token, an attempt's key proves whose call it is, whatever its headers say.
             proven = claim is not None or (self._token is not None and key_of is not None)
             sender = None if proven else attempt_of_headers(scope)
@@ -332,23 +340,27 @@ class GatewayApp:
         key: AttemptKey,
         dialect: Dialect,
         claim: _SignedClaim | None,
+        *,
+        recorded: bool,
     ) -> None:
         """Return how many tokens a prompt has. It is no call: it has no number and no record."""
         raw = await read_request(scope, receive, self._max_body_bytes)
-        live = None if claim is None else claim.claim
-        admission = await self._attempts.admit(*key, call_index=0, claim=live)  # takes no number
-        call = ModelCall(
-            *key,
-            trace_id=admission.trace_id,
-            parent_id=None,
-            call_index=None,
-            operation=dialect.operation,
-            start_time=time.time(),
-        )
-        status, body = await self._relay.count(Exchange(call, dialect, scope, send, raw, mode=admission.mode))
+        live, mode = None if claim is None else claim.claim, None
+        if recorded:
+            mode = (await self._attempts.admit(*key, call_index=0, claim=live)).mode  # takes no number
+        call = _unnumbered(key, dialect)
+        status, body = await self._relay.count(Exchange(call, dialect, scope, send, raw, mode=mode))
         await send_reply(send, body, status=status)
 
     # ---- one call --------------------------------------------------------------------------------
+
+    async def _call_unrecorded(
+        self, scope: Scope, receive: Receive, send: Send, caller: AttemptKey, dialect: Dialect
+    ) -> None:
+        """Relay a call that belongs to no attempt."""
+        raw = await read_request(scope, receive, self._max_body_bytes)
+        exchange = Exchange(_unnumbered(caller, dialect), dialect, scope, send, raw, recorded=True)
+        await self._take(exchange, receive)
 
     async def _call(
         self,
@@ -429,9 +441,13 @@ class GatewayApp:
             spent=admission.spent,
             tried=tried,
         )
+        self._recorder.begin((rollout_id, attempt_id), is_live=claim is not None)
+        await self._take(exchange, receive)
+
+    async def _take(self, exchange: Exchange, receive: Receive) -> None:
+        """Relay a call, and cancel it if its client leaves."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = exchange
-        self._recorder.begin((rollout_id, attempt_id), is_live=claim is not None)
 
         def leave() -> None:
             exchange.disconnected = True
@@ -493,6 +509,24 @@ class GatewayApp:
         )
         self._recorder.begin((rollout_id, attempt_id))
         await self._recorder.put(call)
+
+
+def _caller(scope: Scope) -> AttemptKey:
+    """Return the key of a client's calls that belong to no attempt. No attempt has it: a rollout's id is not empty."""
+    client = scope.get("client")
+    return "", str(client[0]) if client else ""
+
+
+def _unnumbered(key: AttemptKey, dialect: Dialect) -> ModelCall:
+    """Return the beginning of a call that has no number in its attempt."""
+    return ModelCall(
+        *key,
+        trace_id=trace_id_of(key),
+        parent_id=None,
+        call_index=None,
+        operation=dialect.operation,
+        start_time=time.time(),
+    )
 
 
 async def _send(send: Send, reply: HttpReply) -> None:

@@ -29,7 +29,7 @@ from leyden._lib.components import KeepsArguments, arguments_of
 from leyden._lib.host.asgi import AsgiServer, ConnectionLimits
 from leyden._lib.host.http import MAX_BODY_BYTES, SiteGuard
 from leyden._lib.host.listening import check_token, is_loopback, listen, loop_factory, netloc, reachable
-from leyden._lib.options import NamedOptions, check_choice, check_number, check_port
+from leyden._lib.options import NamedOptions, check_choice, check_flag, check_number, check_port
 from leyden.dialects import WrongType, check_types
 from leyden.dialects.sampling import FIELD_TYPES as SAMPLING_TYPES
 from leyden.errors import ConfigError, GatewayError
@@ -96,6 +96,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         deterministic_seed: int | None = None,
         token: str | None = None,
         live_key: str | None = None,
+        unrecorded: bool = False,
         access_host: str | None = None,
         keep_alive_seconds: float = 15.0,
         upstream_retries: int = 2,
@@ -128,6 +129,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         token: the API key that clients must send. Required unless `host` is a loopback address.
         live_key: a secret shared with serving sessions (`leyden.serving.OnlineSession`), which sign live rollouts with
             it. Their calls are admitted before the store knows them. None: no live rollouts.
+        unrecorded: answer calls that name no attempt, too, and record nothing of them. By default they get 404, so that
+            no call of a rollout is missed.
         access_host: the address under which agents reach this machine. None: `host`. If `host` stands for all addresses
             (0.0.0.0), runners then look for the gateway on the machine of the store.
         keep_alive_seconds: after this much silence a stream gets a comment. Clients skip comments, and networks then do
@@ -205,6 +208,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
             raise ConfigError("live_key is empty; give a secret, or leave it out")
         self._token = token
         self._live_key = live_key
+        check_flag("unrecorded", unrecorded)
+        self._unrecorded = unrecorded
         self._control_key = secrets.token_urlsafe(32)
         """The secret that runners in other processes send when they end an attempt."""
         self._control_secret: ControlSecret | None = None
@@ -628,6 +633,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
                 model_names=lambda: list(self._models),
                 token=self._token,
                 live_key=self._live_key,
+                unrecorded=self._unrecorded,
                 control_key=lambda: self._control_key,
                 guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
                 max_body_bytes=self.max_body_bytes,

@@ -160,7 +160,7 @@ class Relay:
             refusal = Refusal(503, "not_recorded", f"the answer could not be recorded (durable=True): {error}")
             await self._fail(exchange, refusal)
         except Exception as error:
-            logger.exception("call %d of rollout %r, attempt %r", call.call_index, call.rollout_id, call.attempt_id)
+            logger.exception("call %s of rollout %r, attempt %r", call.call_index, call.rollout_id, call.attempt_id)
             message = f"the gateway failed with {type(error).__name__}; its log has the traceback"
             await self._fail(exchange, Refusal(500, "gateway_error", message))
 
@@ -304,7 +304,7 @@ class Relay:
             try:
                 return await self._try(exchange, model, _RetryOptions(left > 0, left > 0 and bool(others)))
             except _Retry as again:
-                logger.info("call %d of attempt %r is tried again: %s", call.call_index, call.attempt_id, again)
+                logger.info("call %s of attempt %r is tried again: %s", call.call_index, call.attempt_id, again)
                 if not others:
                     await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
 

@@ -93,7 +93,7 @@ def test_an_agent_that_always_fails_is_reported_with_one(said: Said, tmp_path: P
     [
         (["--tasks", "none.jsonl"], "none.jsonl cannot be read: No such file or directory"),
         (["--tasks", "tasks.json"], "has a parameter 'llm'"),
-        (["--tasks", "tasks.json", "--model", "policy"], "must be NAME=URL or NAME=FOLDER"),
+        (["--tasks", "tasks.json", "--model", "policy"], "must be NAME=URL, NAME=FOLDER or NAME=RUN"),
         (["--tasks", "tasks.json", "--resources", "nothing"], "there is no run 'nothing'"),
         (["--tasks", "tasks.json", "--price", "1"], "--price is '1'; it must be two numbers"),
         (["--tasks", "tasks.json", "--temperature", "0"], "--temperature is suggested to an agent with its model"),

@@ -122,7 +122,7 @@ async def test_models_are_servers_or_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("models", "fault"),
     [
-        (["policy"], "must be NAME=URL or NAME=FOLDER"),
+        (["policy"], "must be NAME=URL, NAME=FOLDER or NAME=RUN"),
         (["a=./nowhere"], "there is no folder ./nowhere"),
         (["a=http://x/v1", "a=http://y/v1"], "names 'a' twice"),
         ([f"a={WEIGHTS}", f"b={WEIGHTS}"], "is loaded here already"),

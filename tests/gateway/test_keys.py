@@ -59,6 +59,45 @@ async def test_a_key_opens_no_other_attempt(
     assert not await other.spans()
 
 
+@pytest.mark.parametrize("token", ["sesame", None])
+async def test_a_call_without_an_attempt_is_refused_or_else_answered_and_not_recorded(
+    upstream: FakeUpstream, store: InMemoryLightningStore, token: str | None
+) -> None:
+    for unrecorded in (False, True):
+        async with LLMProxy(model_list=[upstream.llm()], store=store, token=token, unrecorded=unrecorded) as proxy:
+            if not unrecorded:
+                with pytest.raises(openai.NotFoundError, match="carries no ids"):
+                    await call(proxy.endpoint, "sesame")
+                continue
+            await call(proxy.endpoint, "sesame")
+            for path in ("/rollout//attempt/", "/rollout//attempt//", "/rollout//attempt/127.0.0.1"):
+                with pytest.raises(openai.NotFoundError):
+                    await call(f"{proxy.endpoint.removesuffix('/v1')}{path}/v1", "sesame")
+            one = await new_caller(proxy, store)
+            await call(proxy.endpoint, proxy.make_key(one.rollout_id, one.attempt_id))
+            assert (await one.span()).tokens is not None, "a call of an attempt is recorded all the same"
+            if token is not None:
+                with pytest.raises(openai.AuthenticationError):
+                    await call(proxy.endpoint, "another")
+    assert len(await store.query_rollouts()) == 1
+    assert len(upstream.requests) == 2
+
+
+async def test_calls_without_an_attempt_go_through_in_every_api_and_as_streams(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with (
+        LLMProxy(model_list=[upstream.llm()], store=store, unrecorded=True) as proxy,
+        AsyncOpenAI(base_url=proxy.endpoint, api_key="any", max_retries=0) as client,
+    ):
+        first = await client.responses.create(model="fake", input="hello")
+        second = await client.responses.create(model="fake", input="again", previous_response_id=first.id)
+        assert (await client.responses.retrieve(second.id)).id == second.id
+        stream = await client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+        assert [part async for part in stream]
+        assert not await store.query_rollouts()
+
+
 async def test_a_forged_key_is_refused(guarded: LLMProxy, store: InMemoryLightningStore) -> None:
     caller = await new_caller(guarded, store)
     ids = caller.rollout_id, caller.attempt_id

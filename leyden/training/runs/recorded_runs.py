@@ -261,7 +261,7 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     runs, damaged = find_runs()
     found = [run for run in runs if name in (run.record.name, run.record.run_id)]
     if name and not found:
-        found = [run for run in runs if any(each.startswith(name) for each in _names(run))]
+        found = [run for run in runs if any(each.startswith(name) for each in names_of(run))]
     if len(found) == 1:
         return found[0]
     if found:
@@ -338,7 +338,7 @@ def require_free_name(run: RecordedRun, name: str) -> None:
     """Raise ConfigError if a name would not find this run: it means something else, or another run beside it has it."""
     assert run.directory is not None
     others = [each for each in find_runs(run.directory.parent)[0] if each.record.run_id != run.record.run_id]
-    if name == "latest" or any(name in _names(each) for each in others):
+    if name == "latest" or any(name in names_of(each) for each in others):
         taken = "means the newest run" if name == "latest" else "is another run's"
         raise ConfigError(f"the name {name!r} {taken}; choose another one")
 
@@ -354,13 +354,14 @@ def _holds_run(folder: Path) -> bool:
     return True
 
 
-def _names(run: RecordedRun) -> list[str]:
+def names_of(run: RecordedRun) -> list[str]:
+    """Return the names by which `open_run` finds a run: its folder's, its own and its id."""
     folder = [] if run.directory is None else [run.directory.name]
     return [*folder, run.record.name, run.record.run_id]
 
 
 def _offer(runs: Iterable[RecordedRun]) -> str:
-    names = [_names(run)[0] for run in runs]
+    names = [names_of(run)[0] for run in runs]
     return f"; there are: {', '.join(names[:_OFFERED])}{', ...' * (len(names) > _OFFERED)}" if names else ""
 
 
