@@ -27,7 +27,6 @@ from leyden.types import (
     RolloutMode,
     Span,
     failure_reason,
-    find_final_reward,
 )
 
 logger = logging.getLogger(__name__)
@@ -202,9 +201,8 @@ class Baseline(FastAlgorithm):
             check_seconds=self.polling_interval,
         ):
             finished += 1
-            reward = find_final_reward(result.spans)
-            counts[str(result.rollout.mode)].add(result.rollout, reward, result.spans)
-            self._log_rollout(result.rollout, reward, result.spans)
+            counts[str(result.rollout.mode)].add(result.rollout, result.reward, result.spans)
+            self._log_rollout(result.rollout, result.reward, result.spans)
             if finished == _EARLY < total:
                 _warn_of_failures(finished, total, counts)
             if time.monotonic() >= last_shown + _PROGRESS_SECONDS or finished == total:

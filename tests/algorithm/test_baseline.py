@@ -211,6 +211,19 @@ async def test_without_a_trainer_a_baseline_runs_on_the_runners_of_its_store() -
     assert crowd.most > 128  # nothing waited, so more were enqueued
 
 
+async def test_the_reward_of_a_failed_rollout_is_not_counted() -> None:
+    @ly.rollout
+    def agent(task: int) -> float:
+        ly.emit_reward(100.0)
+        if task:
+            raise RuntimeError("after the reward")
+        return 1.0
+
+    summary = await ly.Trainer(algorithm=ly.Baseline(), store=InMemoryLightningStore()).afit(agent, [0, 1])
+    assert summary.reward is not None and summary.reward.values == (1.0,)
+    assert summary.rollouts["failed"] == 1
+
+
 async def test_agents_get_the_model_of_the_gateway() -> None:
     @ly.llm_rollout
     async def agent(task: str, llm: ly.LLM) -> float:

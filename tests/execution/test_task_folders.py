@@ -17,7 +17,8 @@ from leyden.execution.sandbox import sandbox
 from leyden.execution.task_folders.check import check_task
 from leyden.execution.task_folders.folder import read_task
 from leyden.store import InMemoryLightningStore
-from leyden.types import get_rewards_from_span, semconv
+from leyden.testing import FakeUpstream
+from leyden.types import failure_reason, get_rewards_from_span, semconv
 from tests.execution.runner.test_process_agent import Ran, run_all
 
 
@@ -91,6 +92,21 @@ async def test_a_program_works_in_a_copy_of_the_tasks_files_and_the_tests_give_t
     )
     assert await reward_of(tmp_path / "tasks", "true") == 0.0, "the attempt before left nothing"
     assert sorted(path.name for path in (task / "environment" / "start").iterdir()) == ["question.txt"]
+
+
+@pytest.mark.parametrize("ends", ["python missing.py", "true"])
+async def test_behind_a_gateway_a_program_that_calls_no_model_has_no_reward(tmp_path: Path, ends: str) -> None:
+    make_task(tmp_path / "answer")
+    tasks = ly.HarborTasks(tmp_path)
+    async with FakeUpstream() as server, InMemoryLightningStore() as store:
+        proxy = ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": server.endpoint}])
+        trainer = ly.Trainer(algorithm=ly.Baseline(), llm_proxy=proxy, store=store)
+        summary = await trainer.afit(tasks.agent(program(f"echo forty-two > answer.txt; {ends}")), tasks)
+        (rollout,) = await store.query_rollouts()
+    assert rollout.status == "failed" and summary.reward is None
+    reason = failure_reason(rollout)
+    assert "never called the model" in reason
+    assert ("exited with code 2: " in reason) == (ends != "true")
 
 
 async def test_the_program_gets_the_instruction_as_its_task(tmp_path: Path) -> None:

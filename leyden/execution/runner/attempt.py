@@ -206,7 +206,7 @@ class AttemptRunner:
             if not calls.total:
                 reason = (
                     "the agent never called the model through the gateway: give its client the address and key of the "
-                    "`llm`, in each rollout anew"
+                    f"`llm`, in each rollout anew{_end_of_program(spans)}"
                 )
                 return Outcome("failed", "no_model_call", reason)
             if calls[0].status.status_code == "ERROR":
@@ -301,3 +301,12 @@ def _unrecorded(outcome: Outcome | None, error: Exception) -> Outcome:
 
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:
     return Outcome("failed", kind, error_line(error), error)
+
+
+def _end_of_program(spans: Sequence[Span]) -> str:
+    """Return how an agent that is a program ended, if not well, as the end of a message."""
+    ends = [each.attributes for each in spans if each.name == semconv.PROCESS]
+    if not ends or not (code := ends[-1].get(semconv.PROCESS_EXIT_CODE)):
+        return ""
+    words = " | ".join(str(ends[-1].get(semconv.PROCESS_STDERR, "")).strip().splitlines()[-3:])[-500:]
+    return f"; the program exited with code {code}: {words}"

@@ -29,7 +29,7 @@ from leyden.execution.runner.process import ProcessAgent, ProcessOutput, remove_
 from leyden.execution.sandbox import Sandbox
 from leyden.execution.sandbox.sandbox import mapping
 from leyden.execution.task_folders.folder import TaskFolder, read_task
-from leyden.types import AttemptedRollout, NamedResources, semconv
+from leyden.types import AttemptedRollout, NamedResources, ProxyLLM, semconv
 
 _SHOWN = 5
 _REWARD_BYTES: Final = 2**20
@@ -107,8 +107,10 @@ class TaskAgent(LitAgent[dict[str, str]]):
     ) -> dict[str, float]:
         """Run the program until it ends or its time is over, and return the reward of the task's tests.
 
+        With a model behind a gateway, an attempt that made no call of it fails: its reward would be of no agent.
         Raise ProcessFailed if the program ends without a result, or the tests write no reward.
         """
+        rollout.config.require_model_call |= any(isinstance(each, ProxyLLM) for each in resources.values())
         name = task.get("task", "")
         if name not in self._tasks:
             raise ConfigError(f"there is no task {name!r}{nearest(name, self._tasks)}")
