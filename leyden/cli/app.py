@@ -214,7 +214,8 @@ def _show_failure(error: Any, *, as_json: bool) -> int:
         _show_error(message)
     else:
         traceback.print_exception(error)
-        kind, message = "Unexpected", f"{kind}: {message}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        kind, message = "Unexpected", f"{kind}: {message} ({last.filename}, line {last.lineno})"
         remedy = "see the traceback on standard error"
     if as_json:
         told = _REMEDY.search(message)
@@ -224,10 +225,10 @@ def _show_failure(error: Any, *, as_json: bool) -> int:
 
 
 _REMEDY = re.compile(
-    r"(?:; |\. )((?:add|allow|ask|call|catch|change|check|choose|claim|continue|convert|copy|create|decorate|define|did you "
-    r"mean|export|give|import|increase|install|it (?:can|must) be|it takes|join|keep|known|leave|let|look|lower|make|move|"
-    r"name|open|pass|possible|put|raise|read|remove|rename|repeat|resume|return|run|save|say|scale|see|send|set|start|stop|"
-    r"take|there (?:are|is)|they must|train|try|unset|upgrade|use|wait|write)\b.*)$",
+    r"(?:; |\. )((?:add|allow|ask|call|catch|change|check|choose|claim|continue|convert|copy|correct|create|decorate|define|"
+    r"did you mean|export|give|import|increase|indent|install|it takes|join|keep|known|leave|let|look|lower|make|move|name|"
+    r"open|pass|possible|put|raise|read|remove|rename|repeat|resume|return|run|save|say|scale|see|send|set|start|stop|take|"
+    r"there (?:are|is)|train|try|unset|upgrade|use|wait|write|(?:it|its name|they) (?:can|must)|a \w+ needs)\b.*)$",
     re.IGNORECASE | re.DOTALL,
 )
 """The end of a message that says what to do, which our messages put after the first semicolon or in a last sentence."""

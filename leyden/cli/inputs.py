@@ -49,7 +49,8 @@ def load_object(spec: str, *, command: str) -> Any:
     try:
         return functools.reduce(getattr, name.split("."), module)
     except AttributeError:
-        raise ConfigError(f"{source} has no {name!r}{_agents_in(module)}") from None
+        offer = _agents_in(module) or "; define it there, or give another name"
+        raise ConfigError(f"{source} has no {name!r}{offer}") from None
 
 
 def _module(source: str, command: str) -> Any:
@@ -68,9 +69,14 @@ def _module_named(name: str, command: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{name} needs the module {error.name!r}, which is not installed") from error
+            raise ConfigError(
+                f"{name} needs the module {error.name!r}, which is not installed; install the package that has it, often "
+                f"with pip install {error.name.partition('.')[0]}"
+            ) from error
         file = Path(*name.split(".")).with_suffix(".py")
         raise ConfigError(f"there is no module {name!r}, neither installed nor as {file} in {Path.cwd()}") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}; correct the line") from error
     finally:
         imported_by.reset(importing)
 
@@ -81,7 +87,7 @@ def _module_of_file(path: Path, command: str) -> Any:
     Raise ConfigError if another module of that name is imported already or comes first.
     """
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"there is no file {path}; give the path of one")
     parent = str(path.resolve().parent)
     if parent not in sys.path:
         sys.path.insert(0, parent)  # so that the file finds its neighbours, as with `python file.py`
@@ -96,7 +102,7 @@ def _module_of_file(path: Path, command: str) -> Any:
 
 def _agents_in(module: Any) -> str:
     names = [str(name) for name in dir(module) if isinstance(getattr(module, name, None), LitAgent)]
-    return f"; agents there: {', '.join(names[:_OFFERED])}" if names else ""
+    return f"; there are agents: {', '.join(names[:_OFFERED])}" if names else ""
 
 
 # ---- tasks ---------------------------------------------------------------------------------------
@@ -111,15 +117,15 @@ def load_tasks(path: Path, *, option: str = "--tasks ") -> list[Any]:
     """
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
     if path.suffix not in readers:
-        raise ConfigError(f"{option}{path}: its name must end in {', '.join(readers)}")
+        raise ConfigError(f"{option}{path} is no file of tasks; its name must end in {', '.join(readers)}")
     try:
         tasks = readers[path.suffix](path, option)
     except OSError as error:
-        raise ConfigError(f"{option}{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{option}{path} cannot be read: {error.strerror}; give a file of tasks") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{option}{path} is not UTF-8: {error}") from None
+        raise ConfigError(f"{option}{path} is not UTF-8: {error}; save it as UTF-8") from None
     if not tasks:
-        raise ConfigError(f"{option}{path} holds no tasks")
+        raise ConfigError(f"{option}{path} holds no tasks; write at least one")
     return tasks
 
 
@@ -133,7 +139,9 @@ def _read_jsonl(path: Path, option: str) -> list[Any]:
         try:
             tasks.append(json.loads(line, object_pairs_hook=unique_object))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{option}{path}, line {number} is not JSON: {error}") from None
+            raise ConfigError(
+                f"{option}{path}, line {number} is not JSON: {error}; write one JSON value on each line"
+            ) from None
     return tasks
 
 

@@ -45,6 +45,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "agents_of_a_user.py").write_text(AGENTS)
     (tmp_path / "calendar.py").write_text(AGENTS)
     (tmp_path / "needs_more.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "nothing_there.py").touch()
+    (tmp_path / "mistyped.py").write_text("agent = 1\nother = 1)\n")
     return tmp_path
 
 
@@ -59,10 +61,15 @@ def test_an_agent_is_found_in_a_module_or_a_file(work: Path, spec: str) -> None:
         ("agent", "give module:agent or file.py:agent"),
         ("no_such_module:agent", "there is no module 'no_such_module', neither installed nor as no_such_module.py in"),
         ("no_such_file.py:agent", "there is no file no_such_file.py"),
-        ("agents_of_a_user:agnet", "agents_of_a_user has no 'agnet'; agents there: agent"),
-        ("agents_of_a_user:plain", "is a function, and no agent; agents there: agent; decorate the function"),
+        ("agents_of_a_user:agnet", "agents_of_a_user has no 'agnet'; there are agents: agent"),
+        ("agents_of_a_user:plain", "is a function, and no agent; there are agents: agent; decorate the function"),
         ("calendar.py:agent", "calendar.py has the name of the module 'calendar' that is in use .*; rename the file"),
-        ("needs_more:agent", "needs_more needs the module 'a_module_that_is_not_there', which is not installed"),
+        (
+            "needs_more:agent",
+            "needs_more needs the module 'a_module_that_is_not_there', which is not installed; install the",
+        ),
+        ("nothing_there.py:agent", "nothing_there.py has no 'agent'; define it there, or give another name"),
+        ("mistyped.py:agent", "mistyped.py, line 2: unmatched .*; correct the line"),
     ],
 )
 def test_an_agent_that_cannot_be_found_is_named(work: Path, spec: str, fault: str) -> None:

@@ -325,7 +325,9 @@ def test_a_defect_is_an_error_too_with_its_traceback_on_standard_error(
     monkeypatch.setattr("leyden.training.runs.recorded_runs.find_runs", lambda _: {}["missing"])
     code, data, err = said("runs", "--dir", ".", "--json")
     assert code == 1
-    assert data["error"]["kind"] == "Unexpected" and data["error"]["message"] == "KeyError: 'missing'"
+    assert data["error"]["kind"] == "Unexpected" and re.match(
+        r"KeyError: .missing. \(.*test_json_output.py, line \d+\)", data["error"]["message"]
+    )
     assert "Traceback" in err
 
 

@@ -126,7 +126,7 @@ def test_a_function_returns_the_settings_with_live_objects(said: Said):
         ("trainer.callbacks=[{type: EarlyStoping}]", "did you mean 'EarlyStopping'?"),
         ("trainer.algorithm=baseline", "the algorithm is a section of its own"),
         ("algorithm.type=nowhere:Thing", "there is no module 'nowhere'"),
-        ("agent=agent_to_run.py:agnet", "has no 'agnet'; agents there: agent"),
+        ("agent=agent_to_run.py:agnet", "has no 'agnet'; there are agents: agent"),
         ("agent=none.py:agent", "there is no file none.py"),
         ("val=none.jsonl", "--set val: none.jsonl cannot be read: No such file"),
         ("val=tasks.txt", "must end in .jsonl, .json, .csv"),
