@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import difflib
 import importlib
 import json
 import logging
@@ -277,8 +278,16 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
         except Exception as error:  # each format has its own errors
             absent = "" if exists else f" (there is no folder {Path(name).absolute()}, so it was taken for a hub name)"
             raise EngineError(
-                f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {error}"
+                f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {str(error).rstrip('.')}"
+                f"{'' if exists else _nearest_folder(Path(name))}"
             ) from error
+
+
+def _nearest_folder(path: Path) -> str:
+    """Return the end of a message: which model's folder beside the one that is missing may be meant."""
+    beside = [each.name for each in path.absolute().parent.glob("*") if (each / "config.json").is_file()]
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"; did you mean {str(path.with_name(near[0]))!r}?" if near else "; give the folder of a model"
 
 
 @contextlib.contextmanager

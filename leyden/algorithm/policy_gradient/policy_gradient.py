@@ -237,7 +237,10 @@ class PolicyGradient(PolicyAlgorithm):
         if not is_left_out and not any(
             rollout.trajectories for group in collected.groups for rollout in group.rollouts
         ):
-            raise NoTrainingData(f"step {iteration + 1} has nothing to train on. {explanation(counts)}")
+            raise NoTrainingData(
+                f"step {iteration + 1} has nothing to train on. {explanation(counts)}. See such rollouts with `leyden show "
+                "latest --failed` or --worst, mend the agent, and start again"
+            )
         if counts.refused_calls:
             logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, explanation(counts))
         self._warn_of_split_turns(counts)
