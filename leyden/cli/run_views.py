@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -78,6 +79,12 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
         "reflection_calls": metrics.reflection_calls,
         "bytes": None if run.directory is None else folder_bytes(run.directory),
     }
+
+
+def warnings_of(run: RecordedRun) -> list[str]:
+    """Return the warnings in the run's log, each once, in their order."""
+    log = "" if run.log_path is None else run.log_path.read_text("utf-8", errors="replace")
+    return list(dict.fromkeys(re.findall(r"^\S+ \S+ WARNING (.*)$", log, re.MULTILINE)))
 
 
 def part_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import textwrap
 from collections.abc import Iterable
@@ -93,7 +92,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     source: the run as the user named it, for the commands in the output.
     If the store cannot be opened, the run is shown from its folder, without counts.
     """
-    from leyden.cli.run_views import as_data, newest_metrics
+    from leyden.cli.run_views import as_data, newest_metrics, warnings_of
     from leyden.errors import LeydenError
     from leyden.training.runs.display import rollout_counts
     from leyden.training.runs.folder import size_text
@@ -113,17 +112,12 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             {"count": each.count, "reason": each.reason, "reason_kind": each.reason_kind, "example": each.example}
             for each in groups
         ]
-        metrics = {
-            stage: {
-                name: None if value != value or value in (math.inf, -math.inf) else value for name, value in of.items()
-            }
-            for stage, of in newest_metrics(run).items()
-        }
         data = {
             **as_data(run),
-            "metrics": metrics,
+            "metrics": newest_metrics(run),
             "rollouts_by_status": counts,
             "failures": reasons,
+            "warnings": warnings_of(run),
             "config": run.record.config,
         }
         echo_json(data)
@@ -141,6 +135,8 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             echo(f"      leyden show {source} {group.example}")
         if len(groups) > _SHOWN_REASONS:
             echo(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
+    if warnings := warnings_of(run):
+        echo(f"warning     {warnings[-1]}")
     if run.directory is not None:
         echo(f"size        {size_text(run.directory)}")
     if run.log_path is not None:

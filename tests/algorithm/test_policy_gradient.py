@@ -215,7 +215,7 @@ def test_all_kinds_of_bad_agents_in_one_run_with_policy_and_gateway_in_their_own
 def test_a_step_in_which_everything_fails_ends_the_run_with_the_reasons_and_a_resumed_one_tries_again(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(NoTrainingData, match="6 x ValueError: no such luck"):
+    with pytest.raises(NoTrainingData, match=r"6 x ValueError: no such luck.*`leyden show latest --failed`"):
         ly.Trainer(algorithm=policy_gradient(Rows()), run_dir=tmp_path / "run").fit(agent_of(raises), ["bad", "worse"])
     rows = Rows()
     trainer = ly.Trainer(algorithm=policy_gradient(rows), run_dir=tmp_path / "run")
@@ -510,6 +510,7 @@ def test_an_adapter_that_gives_something_else_is_named() -> None:
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"resource_name": ""}, "resource_name is ''"),
         ({"final_fraction": 0.5}, "final_fraction is 0.5, and schedule='constant' has no use for it"),
+        ({"optim": ly.OptimParams(learning_rate=0)}, "learning_rate of optim is 0, so that nothing would be learned"),
         ({"critic_optim": ly.OptimParams()}, "critic_optim is .*, and there is no critic of its own to optimise"),
         ({"best_mode": "min"}, "mode is 'min', and no metric is monitored"),
         ({"agent_match": "("}, r"agent_match is '\(', which is no regular expression"),

@@ -104,6 +104,15 @@ def test_a_run_is_shown_with_what_failed_and_an_example_of_it(said: Said, name: 
     assert TOO_LONG in said("show", name, example[1])[0]
 
 
+def test_the_warnings_of_a_run_are_shown_each_once(said: Said) -> None:
+    earlier = json.loads(said("show", "first", "--json")[0])["warnings"]  # that a rollout has failed
+    with (Path(".leyden") / "first" / "run.log").open("a") as log:
+        for text in ("WARNING it learns nothing; mend it", "INFO no warning", "WARNING it learns nothing; mend it"):
+            log.write(f"2026-01-02 10:15:00.000 {text}\n")
+    assert json.loads(said("show", "first", "--json")[0])["warnings"] == [*earlier, "it learns nothing; mend it"]
+    assert "\nwarning     it learns nothing; mend it\n" in said("show", "first")[0]
+
+
 def test_failed_best_and_worst_rollouts_are_found(said: Said) -> None:
     assert TOO_LONG in said("show", "latest", "--failed")[0]
     best, worst = (said("show", "latest", order)[0].splitlines() for order in ("--best", "--worst"))

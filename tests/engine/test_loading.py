@@ -54,6 +54,18 @@ def test_code_that_comes_with_a_model_is_neither_run_nor_asked_about(tmp_path: P
     assert not ran.exists()
 
 
+def test_a_folder_that_is_misspelled_is_answered_with_the_nearest_model_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    tiny.make(tmp_path / "model")
+    (tmp_path / "mode").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, end in (("modle", "did you mean 'model'?"), ("gpt2", "give the folder of a model")):
+        with pytest.raises(EngineError, match=rf"(?s)cannot load '{name}' \(there is no folder.*; {re.escape(end)}$"):
+            load_policy(name, None, device="cpu", dtype=None)
+
+
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     larger = tiny.tokenizer(more=[f"<|tool {n}|>" for n in range(9)])
     with pytest.raises(

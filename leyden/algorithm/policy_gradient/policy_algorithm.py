@@ -163,6 +163,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         """The temporary folder of the best weights, for a run without a directory."""
         self.optim = optim or OptimParams(learning_rate=self._default_learning_rate())
+        if not self.optim.learning_rate and not self.optim.value_learning_rate:
+            raise ConfigError("learning_rate of optim is 0, so that nothing would be learned; it must be above 0")
         self._schedule: dict[str, Any] = {"warmup": warmup_steps, "kind": schedule, "final_fraction": final_fraction}
         if schedule == "constant" and final_fraction:
             raise ConfigError(

@@ -214,7 +214,7 @@ class AttemptRunner:
                 return Outcome("failed", "no_model_call", reason)
         if rollout.config.require_reward and find_final_reward(spans) is None:
             return Outcome(
-                "failed", "no_reward", "the agent ended without a reward: return a number or call emit_reward(...)"
+                "failed", "no_reward", "the agent ended without a reward; return a number or call emit_reward(...)"
             )
         return outcome
 
