@@ -71,7 +71,7 @@ def _module_named(name: str, command: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
                 f"{name} needs the module {error.name!r}, which is not installed; install the package that has it, often "
-                f"with pip install {error.name.partition('.')[0]}"
+                f"with pip install {(error.name or '').partition('.')[0]}"
             ) from error
         file = Path(*name.split(".")).with_suffix(".py")
         raise ConfigError(f"there is no module {name!r}, neither installed nor as {file} in {Path.cwd()}") from None
