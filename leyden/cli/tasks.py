@@ -56,7 +56,7 @@ def check(
         def report(found: CheckedTask) -> None:
             bad.append(bool(found.causes))
             for cause in found.causes[:1]:
-                bar.tally.add_failure(f"{found.task}: {cause}")
+                bar.tally.add_failure(cause)
             bar.report(len(bad), len(paths))
 
         bar.report(0, len(paths))

@@ -175,15 +175,7 @@ class Fit:
         if self._shows_progress and not bars:
             is_eval = self._manifest.record.kind == "eval"
             bars.append(bar := ProgressBar(metrics=(), activity="eval") if is_eval else ProgressBar())
-        if bars:
-            tally = RolloutTally(
-                concurrency=self._strategy.n_runners * self._runner.concurrency,
-                running=lambda: getattr(self._runner, "in_flight", None),
-            )
-            self._run = replace(self._run, tally=tally)
-            for each in bars:
-                each.tally = tally
-        return RunRecorder(
+        recorder = RunRecorder(
             self._manifest,
             self._store,
             None if self.directory is None else FolderRecorder(self.directory, self._manifest),
@@ -191,6 +183,15 @@ class Fit:
             callbacks=config.callbacks,
             bar=bar,
         )
+        if bars:
+            tally = RolloutTally(
+                concurrency=self._strategy.n_runners * self._runner.concurrency,
+                running=lambda: getattr(self._runner, "in_flight", None),
+            )
+            self._run = replace(self._run, tally=tally)
+            for each in bars:
+                each.tally, each.earlier_rows = tally, lambda: recorder.rows
+        return recorder
 
     def _report(self, summary: RunSummary) -> None:
         """Show the user how the run ended."""

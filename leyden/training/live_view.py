@@ -7,6 +7,7 @@ texts are made when a screen asks for them. To show something more, add a part t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -14,7 +15,7 @@ import reprlib
 import time
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -161,8 +162,14 @@ class RunView:
         self._seconds[name].append(now - self.marked_at)
         self.iteration, self.marked_at = iteration, now
         self.update(metrics)
+        self.extend_curve(
+            {each: value for each, value in metrics.items() if each.startswith("val/") == (name == "val")}
+        )
+
+    def extend_curve(self, metrics: Mapping[str, Any]) -> None:
+        """Add the first metric's value to the curve, if a stage has measured it."""
         value = metrics.get(self.metrics[0]) if self.metrics else None
-        if isinstance(value, (int, float)) and (name == "val") == self.metrics[0].startswith("val/"):
+        if isinstance(value, (int, float)):
             self.curve.append(value)
 
     def update(self, metrics: dict[str, Any]) -> None:
@@ -340,7 +347,7 @@ class RunView:
             assert shown is not None
             rollout, spans, reward = shown
             outcome = rollout.status if reward is None else f"reward {figure(float(reward), _DIGITS)}"
-            texts = [f"rollout {outcome}: {_shown(rollout.input)}", *_last_answer(spans)]
+            texts = [f"last rollout  {outcome}  {_shown(rollout.input)}", *_last_answer(spans)]
             self._shown_rollout = now, shown, texts
         if not texts:
             return []
@@ -449,10 +456,9 @@ def _memory_bytes() -> int:
     import psutil
 
     total = 0
-    own = psutil.Process(os.getpid())
-    for process in [own, *own.children(recursive=True)]:
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:  # it has ended
-            continue
+    with contextlib.suppress(psutil.Error, OSError):
+        own = psutil.Process(os.getpid())
+        for process in [own, *own.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                total += process.memory_info().rss
     return total

@@ -7,13 +7,14 @@ loop, such as a check of many tasks, has the same view (`ProgressBar.job`).
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self, TextIO
 
 from leyden._lib.options import check_number
 from leyden.training.callbacks import Callback, Progress
 from leyden.training.live_view import RolloutTally, RunView
+from leyden.training.metrics import MetricsRow
 from leyden.training.screens import Lines, Notebook, Terminal, open_screen
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class ProgressBar(Callback):
         self.metrics, self.unit, self.activity = tuple(metrics), unit, activity
         self.tally = RolloutTally()
         """Counts of the run's rollouts. A trainer sets the one to which the run's collector adds."""
+        self.earlier_rows: Callable[[], Sequence[MetricsRow]] = tuple
+        """Returns the rows of the run's earlier processes, with which the curve of a resumed run begins."""
         self._stream, self._line_seconds = stream, line_seconds
         self._run = RunView(self.metrics, unit)
         self._screen: Terminal | Notebook | Lines | None = None
@@ -64,6 +67,11 @@ class ProgressBar(Callback):
         self._start(loop.current_iter, loop.max_iters)
         self._run.every = loop.validation_interval
         self._run.update(loop.metrics)
+        if loop.current_iter:
+            for row in self.earlier_rows():
+                if row.iteration <= loop.current_iter:
+                    prefix = "val/" if row.stage == "val" else ""
+                    self._run.extend_curve({prefix + name: value for name, value in row.metrics.items()})
 
     def _start(self, iteration: int, total: int | None, stage: str = "") -> None:
         """Start the display, or start it again from the beginning.

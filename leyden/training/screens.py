@@ -11,7 +11,6 @@ thread dies with the terminal, it hides the cursor, and it leaves copies behind 
 from __future__ import annotations
 
 import importlib
-import io
 import logging
 import os
 import re
@@ -42,7 +41,7 @@ def open_screen(state: RunView, stream: TextIO | None, line_seconds: float) -> T
     if stream is None and (shell := _notebook()) is not None:
         return Notebook(state, shell)
     shown_on: TextIO | None = stream or sys.stderr
-    if shown_on is None or not can_redraw(shown_on):
+    if shown_on is None or not can_redraw(shown_on) or not _in_foreground(shown_on):
         return Lines(state, shown_on, line_seconds)
     if isinstance(shown_on, _Above) and not shown_on.is_over:  # of another run, whose display its lines go above
         return Lines(state, shown_on, line_seconds)
@@ -104,7 +103,7 @@ class Terminal:
         lines: instead of the state's.
         """
         with self._lock:
-            if self._is_gone or not self._in_foreground():
+            if self._is_gone or not _in_foreground(self._stream):
                 self._drawn, self._shown = [], None
                 if above:
                     self._stream.write(above)
@@ -136,12 +135,13 @@ class Terminal:
         )
         return readable(self._stream, text)
 
-    def _in_foreground(self) -> bool:
-        """Return False while the shell has the terminal, because this is a background job."""
-        try:
-            return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
-        except (OSError, ValueError):  # not the terminal of this session
-            return True
+
+def _in_foreground(stream: TextIO) -> bool:
+    """Return False for a background job, whose terminal the shell or another program uses."""
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # not the terminal of this session
+        return True
 
 
 def readable(stream: TextIO, text: str) -> str:
@@ -245,14 +245,13 @@ class Lines:
 # ---- what the program prints ---------------------------------------------------------------------
 
 
-class _Above(io.TextIOBase):
+class _Above:
     """Replaces a stream of the terminal, and prints whole lines above the display.
 
     A rich Console that follows `sys.stderr` writes through it too. In a forked child it writes to the stream itself.
     """
 
     def __init__(self, stream: TextIO, terminal: Terminal) -> None:
-        super().__init__()
         self.stream = stream
         self._terminal, self._lock, self._pid = terminal, threading.RLock(), os.getpid()
         self._ended = False
@@ -299,18 +298,12 @@ class _Above(io.TextIOBase):
         lines = (line.rstrip("\r").rpartition("\r")[2] for line in _MOVES.sub("", text).split("\n"))
         self._terminal.draw("".join(f"{line}\n" for line in lines))
 
-    def isatty(self) -> bool:
-        return True
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] -- read-only here
-        return self.stream.encoding
-
-    def writable(self) -> bool:
-        return True
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 @contextmanager

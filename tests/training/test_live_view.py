@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from leyden.training import Progress, ProgressBar, TrainLoop
+from leyden.training import MetricsRow, Progress, ProgressBar, TrainLoop
 from leyden.training.live_view import RolloutTally, RunView, cells, cut
 from leyden.types import Attempt, AttemptedRollout, Span
 from tests.terminal import ROOT, Emulator, Program
@@ -94,7 +94,7 @@ def test_a_wide_and_high_terminal_shows_everything_the_most_important_first() ->
     assert lines[3:] == [
         "failed 4: 3 x TimeoutError: no answer in 32 s",
         "          1 x ValueError: no JSON",
-        "rollout failed: 2 + 2",
+        "last rollout  failed  2 + 2",
         "  > I think",
         "  > it is",
         "  > four 四",
@@ -138,6 +138,19 @@ def test_the_curve_shows_the_whole_run_and_leaves_out_what_is_no_number() -> Non
     (curve,) = re.findall(r"[▁-█]{8,}", drawn(view, 100, 10)[0])
     assert list(curve) == sorted(curve)
     assert (curve[0], curve[-1]) == ("▁", "█")
+
+
+def test_the_curve_of_a_resumed_run_begins_with_its_earlier_steps() -> None:
+    bar = ProgressBar(("reward",), stream=io.StringIO())
+    rows = [MetricsRow(each, "train", 1.0, {"reward": float(each)}) for each in (1, 2, 3, 4)]
+    bar.earlier_rows = lambda: [*rows, MetricsRow(2, "val", 1.0, {"reward": 99.0})]
+    loop = TrainLoop(max_iters=9, callbacks=[bar])
+    loop.current_iter = 3  # the fourth step is not in the checkpoint
+    bar.on_fit_start(loop, Any)
+    loop.current_iter, loop.metrics = 4, {"reward": 7.0}
+    bar.on_train_end(loop, Any)
+    assert bar._run.curve == [1.0, 2.0, 3.0, 7.0]
+    bar.close()
 
 
 def aged(view: RunView, name: str, iteration: int, seconds: float, metrics: dict[str, Any] | None = None) -> None:
@@ -225,7 +238,7 @@ def test_the_last_answer_of_a_rollout_is_shown_without_what_a_terminal_obeys(
     view.begin_stage("val")
     task = {"question": "why\n?", "n": [1, 2]}
     view.tally.add(rollout(1, task=task), spans, 0.5, cached=False)
-    assert drawn(view, 80, 20)[2:] == ["rollout reward 0.5: question: why ?, n: [1, 2]", *shown]
+    assert drawn(view, 80, 20)[2:] == ["last rollout  reward 0.5  question: why ?, n: [1, 2]", *shown]
 
 
 def test_a_rollout_is_not_replaced_before_it_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +333,7 @@ def is_halfway(shown: list[str]) -> bool:
             queue  1 waiting  2 running  10 done
               MEMORY
             failed 2: 2 x ValueError: 没有 JSON
-            rollout reward 0.5: 河内塔 河内塔 河内…
+            last rollout  reward 0.5  河内塔 河内…
               > four 四
             """,
         ),
@@ -332,7 +345,7 @@ def is_halfway(shown: list[str]) -> bool:
               train 2/4 rollouts  reward 0.5 so far  RATES
             queue  1 waiting  2 running  10 done  MEMORY
             failed 2: 2 x ValueError: 没有 JSON
-            rollout reward 0.5: 河内塔 河内塔 河内塔 河内塔 河内塔 河内塔 河内塔 河内塔 河…
+            last rollout  reward 0.5  河内塔 河内塔 河内塔 河内塔 河内塔 河内塔 河内塔 河…
               > four 四
             """,
         ),
@@ -351,7 +364,7 @@ def is_halfway(shown: list[str]) -> bool:
 def test_the_view_fits_the_terminal(columns: int, rows: int, expected: str) -> None:
     program = Program(QUIET + RUN, columns, rows)
     shown = program.wait_for(
-        lambda shown: is_halfway(shown) and (rows < 10 or any("rollout reward" in line for line in shown))
+        lambda shown: is_halfway(shown) and (rows < 10 or any("last rollout  reward" in line for line in shown))
     )
     for pattern, name in (
         (r" ━+─+", ""),
@@ -387,7 +400,7 @@ def test_a_resize_leaves_no_copies_behind(cuts: bool) -> None:
     program.type("print\n")
     shown = program.wait_for(lambda shown: shown[0] == "printed by the program" and is_halfway(shown))
     assert len(shown) == 6
-    assert shown[-1].startswith("rollout ")
+    assert shown[-1].startswith("last rollout ")
     program.type("\n")
     assert program.end() == 0
 
@@ -405,7 +418,7 @@ def test_a_terminal_without_such_characters_or_colours_gets_none(
     environment: dict[str, str], is_ascii: bool, has_colours: bool
 ) -> None:
     program = Program(QUIET + RUN, 70, 24, environment=environment)
-    program.wait_for(lambda shown: is_halfway(shown) and any("rollout reward" in line for line in shown))
+    program.wait_for(lambda shown: is_halfway(shown) and any("last rollout  reward" in line for line in shown))
     program.type("\n")
     assert program.end() == 0
     assert program.output.isascii() == is_ascii
@@ -492,17 +505,19 @@ import sys
 from leyden.training import ProgressBar
 with ProgressBar().job("working"):
     sys.stdout.write("\\x1b[2A\\x1b[31mred\\x1b[2K without end\\n10 %\\r20 %\\r100 %\\n")
-    sys.stderr.write("half a line"); sys.stderr.flush()
+    sys.stderr.writelines(["half ", "a line"]); sys.stderr.flush()
     sys.stdin.readline()
+    sys.stdout.buffer.write(b"bytes\\n"); sys.stdout.buffer.flush()
 """
     program = Program(code, 60, 10)
     shown = program.wait_for(lambda shown: any("half" in line for line in shown))
     assert shown[:3] == ["red without end", "100 %", "half a line"]
     assert shown[3].startswith("working 0:0")
     assert "\x1b[31mred" in program.output
-    assert re.search(r"without end\r?\n100 %\r?\n\x1b\[0m|without end\r?\n.*\x1b\[0m", program.output, re.DOTALL)
+    assert re.search(r"\x1b\[31mred without end\r\n100 %\r\n\x1b\[0m", program.output), "the view has its own colours"
     program.type("\n")
     assert program.end() == 0
+    assert "bytes" in program.output
 
 
 def test_a_second_view_on_the_terminal_prints_its_lines_above_the_first() -> None:
@@ -537,6 +552,28 @@ print("the end")
     assert program.end() == 0
     assert "from the child" in program.output
     assert program.emulator.everything[-1] == "the end"
+
+
+def test_a_background_job_does_not_draw_on_the_terminal_of_the_shell() -> None:
+    code = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+reader, writer = os.pipe()
+if (child := os.fork()) != 0:
+    sys.stdin.readline()
+    os.write(writer, b"end")
+    os.waitpid(child, 0)
+else:
+    os.setpgid(0, 0)
+    from leyden.training import ProgressBar
+    with ProgressBar(line_seconds=0.05).job("working"):
+        os.read(reader, 3)
+"""
+    program = Program(code, 60, 10)
+    program.wait_for(lambda shown: any("working 0:0" in line for line in shown))
+    program.type("\n")
+    assert program.end() == 0
+    assert "\x1b" not in program.output
 
 
 def test_a_stream_that_is_no_terminal_gets_no_control_characters() -> None:

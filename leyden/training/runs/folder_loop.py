@@ -107,6 +107,8 @@ def showing(
     added: list[Callback] = [kept]
     if not any(isinstance(callback, ProgressBar) for callback in callbacks):
         added.append(bar := ProgressBar(unit=unit))
+        if directory is not None:
+            bar.earlier_rows = lambda: read_rows(directory / METRICS)
         callbacks.insert(sum(callback.runs_last <= bar.runs_last for callback in callbacks), bar)
     callbacks.append(kept)  # last, because other callbacks may add to the rows
     try:
