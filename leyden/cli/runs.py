@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -35,6 +35,17 @@ def runs(
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="TAG", help="Only runs with this tag; may be repeated.")
     ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only runs in this state; may be repeated.")
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove runs, after saying what that frees; never a tagged or needed one.")
+    ] = False,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="With --prune: only runs that ended so long ago.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="With --prune: not the newest so many runs.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs with their algorithm, state and reward.
@@ -44,32 +55,57 @@ def runs(
     columns show the options that differ between the runs; `(default)` is an option that a run left alone, and `-` one
     that it does not have or did not record.
 
+    --prune removes runs that fit all of --older-than, --state and --keep, of which at least one is needed. A run stays
+    if it is running, tagged or open, if a label is on its resources, or if a run that stays began from its model or
+    uses its store. Other files in a folder that you have named yourself stay too.
+
     \b
     Examples:
       leyden runs
       leyden runs --dir experiments/.leyden -n 5
       leyden runs --columns learning_rate,val/reward
       leyden runs --tag good
+      leyden runs --prune --older-than 30 --state failed --state crashed
+      leyden runs --prune --keep 10 --yes
       leyden runs http://127.0.0.1:4747
       leyden runs --json | jq -r '.[] | select(.state == "failed") | .name'
     """
 
+    from leyden._lib.options import nearest
+    from leyden.cli.prune import prune as prune_runs
     from leyden.cli.run_views import as_data, open_runs
     from leyden.errors import ConfigError, LeydenError
+    from leyden.training.runs.folder import RunState
+    from leyden.training.runs.pruning import choose_runs
     from leyden.training.runs.recorded_runs import find_runs
     from leyden.training.runs.run_options import column_of
 
-    damaged: list[str] = []
+    if unknown := set(state or ()) - set(get_args(RunState)):
+        raise ConfigError(f"--state {min(unknown)}: {nearest(min(unknown), get_args(RunState))}")
+    if not prune and (older_than is not None or keep is not None or yes):
+        raise ConfigError("--older-than, --keep and --yes are for --prune; add it, or leave them out")
+    if prune:
+        if source is not None or tag or (older_than is None and keep is None and not state):
+            raise ConfigError(
+                "--prune is for the runs in a folder, never for tagged ones, and needs --older-than, --keep or --state; "
+                "leave SOURCE and --tag out, and give one of these"
+            )
+        chosen_runs, damaged = choose_runs(directory, days=older_than, states=cast(Any, state or ()), keep=keep)
+        prune_runs(chosen_runs, damaged, yes=yes, as_json=as_json)
+        return
+    damaged = []
     if source is None and not directory.exists():
         if directory != Path(".leyden"):
             raise ConfigError(f"--dir {directory}: there is no such folder")
         found, total = [], 0
     elif source is None:
         listed, damaged = find_runs(directory)
-        listed = [run for run in listed if set(tag or ()) <= set(run.notes.tags)]
+        listed = [
+            run for run in listed if set(tag or ()) <= set(run.notes.tags) and run.state in (state or [run.state])
+        ]
         found, total = listed[:limit], len(listed)
-    elif tag:
-        raise ConfigError("--tag is for the runs in a folder, because a store keeps no tags; leave it out")
+    elif tag or state:
+        raise ConfigError("--tag and --state are for the runs in a folder; leave them out")
     else:
         found, total = open_runs(source, limit=limit)
     readable: list[tuple[RecordedRun, dict[str, Any]]] = []
@@ -84,6 +120,10 @@ def runs(
         for number, (_, data) in enumerate(readable):
             data.update({"columns": {name: values[number] for name, values in chosen.items()}} if names else {})
         echo_json([data for _, data in readable])
+    elif not found and state:
+        echo(
+            f"no run in {directory} is {' or '.join(state)}" + (f" and has the tag {' and '.join(tag)}" if tag else "")
+        )
     elif not found and tag:
         echo(f"no run in {directory} has the tag {' and '.join(tag)}; leyden note RUN --tag {tag[0]} puts it on one")
     elif not found and not damaged:

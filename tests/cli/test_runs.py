@@ -479,6 +479,92 @@ def test_flipped_tasks_are_printed_with_ids_rewards_and_answers(
     assert "all are the same run" in itself and "solved" not in itself
 
 
+# ---- pruning -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pruned(tuned: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of four old runs, of which the oldest has a tag, and a damaged one, in which commands run."""
+    monkeypatch.chdir(tuned.parent)
+    said("note", "20261123-010101-a211", "--tag", "good")
+    (tuned / "damaged").mkdir()
+    (tuned / "damaged" / "run.json").write_text("{")
+    return tuned
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name[-4:] for path in folder.iterdir())
+
+
+def test_pruning_says_first_what_it_frees_and_removes_nothing_without_an_answer(pruned: Path, said: Said) -> None:
+    before = names_in(pruned)
+    out, error = said("runs", "--prune", "--keep", "1", code=1)
+    assert out.startswith("2 runs can be removed, ") and "20261123-010101-a211 stays: it has the tag good" in out
+    assert "nothing was removed, because nobody can be asked; add --yes" in error and "damaged" in error
+    data = json.loads(said("runs", "--prune", "--keep", "1", "--json")[0])
+    assert [each["directory"][-4:] for each in data["would_remove"]] == ["a213", "a212"]
+    assert data["stay"] == {".leyden/20261123-010101-a211": "it has the tag good"} and data["removed"] == []
+    assert len(data["damaged"]) == 1 and names_in(pruned) == before
+
+
+def test_pruning_removes_what_was_said(pruned: Path, said: Said) -> None:
+    assert said("runs", "--prune", "--keep", "2", "--yes")[0].splitlines()[-1].startswith("removed 1 run, ")
+    assert names_in(pruned) == ["a211", "a213", "a214", "aged"]
+    data = json.loads(said("runs", "--prune", "--older-than", "1", "--state", "succeeded", "--yes", "--json")[0])
+    assert len(data["removed"]) == 2 and data["failed"] == {} and data["freed_bytes"] > 1000
+    assert names_in(pruned) == ["a211", "aged"]
+    assert "no run can be removed" in said("runs", "--prune", "--keep", "0")[0]
+
+
+def test_a_run_that_cannot_be_removed_keeps_no_other(pruned: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = Path.unlink
+
+    def denied(self: Path, **options: Any) -> None:
+        if "a213" in str(self):
+            raise PermissionError(30, "Read-only file system", str(self))
+        unlink(self, **options)
+
+    monkeypatch.setattr(Path, "unlink", denied)  # root may remove everything, so the system's answer is made here
+    out, error = said("runs", "--prune", "--keep", "0", "--yes", code=1)
+    assert "removed 2 runs" in out and "is not removed: [Errno 30] Read-only file system" in error
+    assert names_in(pruned) == ["a211", "a213", "aged"]
+    data = json.loads(said("runs", "--prune", "--keep", "0", "--yes", "--json", code=1)[0])
+    assert list(data["failed"]) == [".leyden/20261123-010103-a213"] and data["removed"] == []
+
+
+def test_ctrl_c_says_how_far_pruning_came(pruned: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = Path.unlink
+
+    def interrupted(self: Path, **options: Any) -> None:
+        if "a213" in str(self) and self.name == "run.json":
+            raise KeyboardInterrupt
+        unlink(self, **options)
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    error = said("runs", "--prune", "--keep", "0", "--yes", code=130)[1]
+    assert "1 of 3 runs are removed, and a part of " in error and "is still listed" in error
+    monkeypatch.undo()
+    monkeypatch.chdir(pruned.parent)
+    assert names_in(pruned) == ["a211", "a212", "a213", "aged"]
+    said("runs", "--prune", "--keep", "0", "--yes")
+    assert names_in(pruned) == ["a211", "aged"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--prune"], "needs --older-than, --keep or --state"),
+        (["--prune", "--tag", "good", "--keep", "1"], "never for tagged ones"),
+        (["--prune", "http://127.0.0.1:1", "--keep", "1"], "--prune is for the runs in a folder"),
+        (["--keep", "1"], "--older-than, --keep and --yes are for --prune"),
+        (["--prune", "--state", "faild"], "--state faild: did you mean 'failed'?"),
+    ],
+)
+def test_a_prune_that_is_not_clear_is_refused(pruned: Path, said: Said, arguments: list[str], fault: str) -> None:
+    assert fault in said("runs", *arguments, code=1)[1]
+    assert len(names_in(pruned)) == 5
+
+
 # ---- names, tags and notes -----------------------------------------------------------------------
 
 

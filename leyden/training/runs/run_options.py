@@ -24,7 +24,8 @@ DEFAULT: Final = "(default)"
 UNKNOWN: Final = "-"
 """The value of an option that a run does not have, or did not record."""
 _CLASS = re.compile(r"\w+(?:\.\w+)*\.([A-Z]\w*)")
-_GENERATED_NAME = re.compile(r"\d{8}-\d{6}-")
+GENERATED_NAME = re.compile(r"\d{8}-\d{6}-")
+"""The beginning of a folder's name that Leyden has made."""
 
 
 def changed_of(record: RunRecord) -> Mapping[str, Any]:
@@ -104,7 +105,7 @@ def labels_of(runs: Sequence[RecordedRun]) -> list[str]:
     names = short_names(differ)
     for i, record in enumerate(records):
         own = ", ".join(f"{names[path]} {value_text(of[i])}" for path, of in differ.items() if of[i] is not UNKNOWN)
-        name = "" if own and _GENERATED_NAME.match(record.name) else one_line(record.name)
+        name = "" if own and GENERATED_NAME.match(record.name) else one_line(record.name)
         labels.append(": ".join(filter(None, (name, own))))
     ids = {
         label: {record.run_id for record, own in zip(records, labels, strict=True) if own == label} for label in labels
