@@ -6,9 +6,10 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,8 +38,18 @@ def run(
         str | None, typer.Option("--from", metavar="RUN", help="Repeat a run that leyden run has started.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --from, continue that run in its folder.")] = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=VALUE,VALUE",
+            help="A run for each value, one after the other, and a comparison; for several, their product.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the settings, and start nothing.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of such a file, for editors, and start nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -55,17 +66,38 @@ def run(
       leyden run experiments.py:small --set rate=1e-3
       leyden run --from latest --set optim.learning_rate=1e-4
       leyden run --from latest --resume
+      leyden run train.yaml --sweep optim.learning_rate=1e-4,3e-4
+      leyden run --schema > train.schema.json
     """
     from leyden._lib.logs import setup_logging
     from leyden.cli.run_parts import read_overrides, read_recorded, read_start
 
+    if schema:
+        from leyden.cli.run_schema import run_schema
+
+        echo_json(run_schema())
+        return
     if (target is None) == (recorded is None):
         raise typer.BadParameter("give a FILE or FUNCTION, or --from RUN")
-    if resume and recorded is None:
-        raise typer.BadParameter("--resume continues a run; give --from RUN")
+    if resume and (recorded is None or sweep):
+        raise typer.BadParameter("--resume continues one run; give --from RUN, and no --sweep")
     setup_logging("WARNING")
     given = read_overrides(overrides or [])
-    start = read_recorded(recorded, given, resume=resume) if recorded else read_start(str(target), given)
+
+    def read(further: Mapping[str, Any]) -> Start:
+        options = {**given, **further}
+        return read_recorded(recorded, options, resume=resume) if recorded else read_start(str(target), options)
+
+    if sweep:
+        from leyden.cli.run_sweep import read_sweep, run_sweep
+
+        arguments = [
+            *(["--from", recorded] if recorded else [str(target)]),
+            *(f"--set={each}" for each in overrides or []),
+        ]
+        run_sweep(read, read_sweep(sweep), arguments, dry_run=dry_run, as_json=as_json)
+        return
+    start = read({})
     if dry_run:
         _check(start, as_json=as_json)
     else:

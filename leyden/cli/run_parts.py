@@ -26,11 +26,13 @@ from leyden.training.runs.start import SECTIONS, check_sections, option_path, wi
 
 _COMMAND = "leyden run"
 _DATA_FILES = (".jsonl", ".json", ".csv")
-_DATA: Registry = {"harbor": "leyden.execution.task_folders.HarborTasks"}
+DATA: Registry = {"harbor": "leyden.execution.task_folders.HarborTasks"}
 _AGENTS: Registry = {
     "harness": "leyden.execution.harness.Harness",
     "process": "leyden.execution.runner.process.ProcessAgent",
 }
+OLD_NAMES = ("n_workers", "max_tasks", "triplet_exporter")
+"""Options of earlier versions, which files do not have."""
 _POLICIES: Registry = {"ppo": "leyden.rl.PPO", "dqn": "leyden.rl.DQN", "random": "leyden.rl.RandomPolicy"}
 
 
@@ -213,6 +215,8 @@ def _training(start: Start, builder: Builder) -> Job:
     if settings.get("agent") is None:
         raise ConfigError(f"{start.source} has no agent; add one, such as agent: agent.py:agent")
     options = _mapping(settings.get("trainer"), builder, "trainer")
+    if old := [name for name in options if name in OLD_NAMES]:
+        raise builder.error(("trainer", old[0]), "that is an old name; use n_runners, max_rollouts and adapter")
     if "algorithm" in options:
         raise builder.error(("trainer", "algorithm"), "the algorithm is a section of its own; move it out of trainer")
     given = builder.options(Trainer, options, ("trainer",))
@@ -287,7 +291,7 @@ def _data(given: Any, builder: Builder, path: OptionPath) -> Any:
             return found() if callable(found) else found
     except ConfigError as error:
         raise builder.error(path, str(error)) from error
-    return builder.object_of(_DATA, given, path)
+    return builder.object_of(DATA, given, path)
 
 
 def _load(path: str) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -349,3 +352,105 @@ def test_a_mistake_in_a_vessel_is_refused(said: Said, tmp_path: Path, option: st
     (tmp_path / "walk.yaml").write_text(VESSEL)
     code, out, err = said("run", "walk.yaml", "--dry-run", "--set", option)
     assert (code, out) == (1, "") and message in err, err
+
+
+# ---- sweeps and the schema -----------------------------------------------------------------------
+
+
+def test_a_sweep_runs_the_product_and_goes_on_after_a_failure(said: Said, tmp_path: Path):
+    (tmp_path / "swept.py").write_text(
+        "import pathlib, leyden as ly\n"
+        "@ly.rollout\ndef agent(task: dict) -> float:\n    return 1.0\n"
+        "class Fails(ly.Baseline):\n"
+        "    async def run(self, *data):\n"
+        "        with pathlib.Path('ran.txt').open('a') as file:\n            file.write(f'{self.n_epochs}\\n')\n"
+        "        if self.n_epochs == 3 and not pathlib.Path('mended').exists():\n"
+        "            raise RuntimeError('that one fails')\n"
+        "        return await super().run(*data)\n"
+    )
+    sweep = ["run", "train.yaml", "--set", "agent=swept.py:agent", "--set", "algorithm.type=swept.py:Fails", "--json"]
+    sweep += ["--sweep", "n_epochs=3,1"]
+    code, out, err = said(*sweep)
+    rows = json.loads(out)
+    assert code == 1 and [row["state"] for row in rows] == ["failed", "succeeded"], err
+    assert [row["label"] for row in rows] == ["n_epochs=3", "n_epochs=1"]
+    assert "that one fails" in rows[0]["cause"] and rows[1]["val_reward"]["last"] == 1.0
+    assert recorded(rows[1]["run"])["config"]["start"]["overrides"]["algorithm.n_epochs"] == 1
+    (tmp_path / "mended").touch()
+    code, out, err = said(*sweep)
+    assert code == 0 and [row["state"] for row in json.loads(out)] == ["succeeded"] * 2, err
+    assert [row["run"] for row in json.loads(out)] == [row["run"] for row in rows]
+    assert (tmp_path / "ran.txt").read_text().split() == ["3", "1", "3"]  # what has succeeded is not repeated
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        (["n_epochs"], "write --sweep PATH=VALUE,VALUE"),
+        (["n_epochs="], "write --sweep PATH=VALUE,VALUE"),
+        (["=1,2"], "write --sweep PATH=VALUE,VALUE"),
+        (["n_epochs=1,1"], "give each once"),
+        (["n_epochs=1", "n_epochs=2"], "give each once"),
+        (["n_epochs=1,-1"], "n_epochs=-1: "),
+        (["n_epoch=1,2"], "did you mean 'n_epochs'?"),
+        (["n_epochs=1,[2"], "--sweep n_epochs"),
+        ([f"n_epochs={','.join(map(str, range(1, 50)))}", f"polling_interval={','.join(map(str, range(1, 50)))}"], "1,000"),
+    ],
+)  # fmt: skip
+def test_a_wrong_sweep_is_refused_before_the_first_run(said: Said, tmp_path: Path, sweep: list[str], message: str):
+    code, _, err = said("run", "train.yaml", *(f"--sweep={each}" for each in sweep))
+    assert code == 1 and message in err, err
+    assert not (tmp_path / ".leyden").exists()
+
+
+def test_ctrl_c_ends_a_sweep_and_keeps_what_is_done(said: Said, tmp_path: Path):
+    (tmp_path / "waits.py").write_text(
+        "import asyncio, pathlib, leyden as ly\n"
+        "@ly.rollout\nasync def agent(task: dict) -> float:\n"
+        "    if pathlib.Path('first').exists():\n"
+        "        pathlib.Path('second').write_text('begun')\n        await asyncio.sleep(600)\n"
+        "    return 1.0\n"
+        "class First(ly.Baseline):\n"
+        "    async def run(self, *data):\n"
+        "        await super().run(*data)\n        pathlib.Path('first').touch()\n"
+    )
+    words = [
+        "run",
+        "train.yaml",
+        "--set=agent=waits.py:agent",
+        "--set=algorithm.type=waits.py:First",
+        "--set=val=[{n: 1}]",
+    ]
+    command = [sys.executable, "-m", "leyden", *words, "--sweep=n_epochs=1,2,3", "--json"]
+    os.mkfifo(tmp_path / "second")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
+        assert (tmp_path / "second").read_text() == "begun"  # waits until the agent writes
+        sweep.send_signal(signal.SIGINT)
+        out, err = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130 and "the same command continues it" in err
+    assert '"state": "succeeded"' in out and '"state": "stopped"' in out and '"state": "not started"' in out, out
+
+
+def test_the_schema_names_the_components_with_their_options(said: Said):
+    code, out, err = said("run", "--schema")
+    assert code == 0, err
+    schema = json.loads(out)
+    training = schema["anyOf"][0]["properties"]
+    assert set(training) == {"agent", "train", "val", "algorithm", "trainer"}
+    trainer = training["trainer"]["anyOf"][0]
+    assert trainer["additionalProperties"] is False and "algorithm" not in trainer["properties"]
+    assert trainer["properties"]["n_runners"] == {
+        "anyOf": [{"type": "integer"}, {"type": "null"}],
+        "description": "the number of runners. Default: 1, or the strategy's own number.",
+    }
+    algorithms = {
+        each["properties"]["type"]["const"]: each
+        for each in schema["$defs"]["Algorithm"]["anyOf"]
+        if "const" in each.get("properties", {}).get("type", {})
+    }
+    assert set(algorithms) >= {"grpo", "baseline", "apo"}
+    assert algorithms["grpo"]["properties"]["optim"]["anyOf"][0] == {"$ref": "#/$defs/OptimParams"}
+    assert algorithms["grpo"]["required"] == ["type", "backend"]
+    assert schema["$defs"]["OptimParams"]["properties"]["learning_rate"] == {"type": "number"}
+    referred = set(re.findall(r'"#/\$defs/([^"]+)"', out))
+    assert referred <= set(schema["$defs"])

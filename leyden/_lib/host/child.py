@@ -525,6 +525,10 @@ class Command:
                 )
             time.sleep(_URL_POLL_SECONDS)
 
+    def wait(self) -> int:
+        """Wait until the program ends by itself, and return its exit code."""
+        return self._process.wait()
+
     def obituary(self) -> str:
         """Return how the program ended, with its last lines, as text for an error.
 
