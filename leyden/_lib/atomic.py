@@ -57,6 +57,9 @@ def append_locked(path: Path, lines: Callable[[], str]) -> None:
     with append_privately(path) as file:
         descriptor = file.fileno()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.geteuid() == 0:  # the owner of the folder must be able to read a file that root makes
+            folder = path.parent.stat()
+            os.fchown(descriptor, folder.st_uid, folder.st_gid)
         text, end = lines().encode("utf-8", "backslashreplace"), path.read_bytes().rfind(b"\n") + 1
         try:
             os.ftruncate(descriptor, end)

@@ -144,7 +144,7 @@ def named_options(kind: type[T]) -> type[T]:
             parameters,
             args,
             options,
-            lambda: list(dict.fromkeys(_names(cast("type[Any]", type(self))))),
+            lambda: list(dict.fromkeys(option_names(cast("type[Any]", type(self))))),
         )
         construct(self, *args, **options)
 
@@ -206,7 +206,7 @@ def _check_call(
         raise InvalidArgument(f"{caller} needs {', '.join(missing)}; write {caller}({', '.join(places)}, ...)")
 
 
-def _names(kind: type) -> Iterator[str]:
+def option_names(kind: type) -> Iterator[str]:
     """Yield the names of the keyword arguments that the constructor takes. `**kwargs` are followed to the next base
     class with an `__init__`, where they are passed on.
     """

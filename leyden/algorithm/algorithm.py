@@ -8,8 +8,8 @@ import inspect
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from leyden._lib import ids
 from leyden._lib.aio import Latch
@@ -68,6 +68,19 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     """Whether `run` can be called again after it has failed, and then continues from its newest checkpoint
     (`get_run().resume`)."""
 
+    steps_option: ClassVar[str | None] = None
+    """The option with the number of steps, which `leyden extend` raises. An algorithm that has one calls `step_ended`
+    after each step, unless it has a `TrainLoop`. None: its runs can be stopped, and neither paused nor changed."""
+
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The options that may change between two steps (`leyden set`), `steps_option` among them, each with the attributes
+    that hold it: `{"temperature": ("temperature",), "optim.learning_rate": ("optim",)}`. To check a new value, another
+    algorithm is made with it; then its attributes are taken over. Classes add to those of their bases, and take one
+    away with `()`."""
+
+    fixed_options: ClassVar[Mapping[str, str]] = {}
+    """Why other options may not change, where it is not plain."""
+
     _ready: Latch | None = None
     _interrupt: Callable[[], Awaitable[None]] | None = None
     _trainer: weakref.ref[Any] | None = None
@@ -106,6 +119,27 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     def trained_model(self) -> Any:
         """Return the model that is trained, for the run's record: a folder, hub name or object; None if none is."""
         return None
+
+    def changeable_options(self) -> dict[str, tuple[str, ...]]:
+        """Return the options that may change in this run, with the attributes that hold them (`changeable`)."""
+        bases = reversed(type(self).__mro__)
+        found = {name: each for base in bases for name, each in vars(base).get("changeable", {}).items()}
+        return {name: each for name, each in found.items() if each and hasattr(self, each[0])}
+
+    def check_change(self, changed: Any) -> None:
+        """Raise ConfigError if this run cannot go on with the options of `changed`, which its constructor accepts."""
+
+    def options_changed(self, n_finished: int) -> Awaitable[None] | None:
+        """Do what a change of options needs beyond its attributes. The next step is number `n_finished`, from 0."""
+
+    async def step_ended(self, n_finished: int, goes_on: Callable[[], bool]) -> None:
+        """Do what people have asked of the run meanwhile; return when it may go on. For algorithms without a TrainLoop.
+
+        n_finished: the number of finished steps.
+        goes_on: returns whether another step follows.
+        """
+        if (recorder := self.get_run().recorder) is not None:
+            await recorder.step_ended(n_finished, goes_on)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)

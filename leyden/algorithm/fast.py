@@ -8,9 +8,10 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_choice, check_number
@@ -124,6 +125,12 @@ class Baseline(FastAlgorithm):
 
     resumable = True
 
+    steps_option = "n_epochs"
+
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{name: (name,) for name in ("n_epochs", "max_queue_length", "polling_interval", "span_verbosity")}
+    }
+
     def __init__(
         self,
         *,
@@ -160,8 +167,14 @@ class Baseline(FastAlgorithm):
         resources = await self.with_model(given or {})
         if resources or given is not None:
             resources_id = (await self.get_store().update_resources("default", resources)).resources_id
-        for epoch in range(self.n_epochs):
+        epoch = 0
+        while epoch < self.n_epochs:
             await self._run_epoch(epoch, tasks, resources_id)
+            epoch += 1
+            await self.step_ended(epoch, partial(self._is_before_end, epoch))
+
+    def _is_before_end(self, epoch: int) -> bool:
+        return epoch < self.n_epochs
 
     def _tasks(self, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Iterator[tuple[Any, RolloutMode]]:
         """Yield each task with the mode in which it is run."""

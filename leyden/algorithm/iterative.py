@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from leyden._lib.options import check_several
 from leyden.algorithm.algorithm import Algorithm, Dataset
+from leyden.errors import ConfigError
 from leyden.training import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 from leyden.training.callbacks import HookResult
 from leyden.training.progress_bar import showing_setup
@@ -50,6 +51,11 @@ class IterativeAlgorithm(Algorithm):
 
     holds_runners = True
     resumable = True
+    steps_option = "max_iters"
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "max_iters": ("max_iters",),
+        "val_every_n_iters": ("val_every_n_iters",),
+    }
     ends_early: bool = False
     """Whether the algorithm has ended its run before the last step, so that the run is complete."""
     holds_runners_until_request: bool = False
@@ -118,6 +124,16 @@ class IterativeAlgorithm(Algorithm):
         error: what `run` raised; None if it returned.
         """
         return error is not None or self._loop.current_iter < self.max_iters
+
+    def check_change(self, changed: Any) -> None:
+        changed._new_loop(())  # a copy was not checked by a constructor
+        if changed.val_every_n_iters is None and self.val_every_n_iters is not None:
+            raise ConfigError("the number of steps between two validations is None; give a number")
+        self._loop.check_validations(changed.val_every_n_iters)
+
+    def options_changed(self, n_finished: int) -> Awaitable[None] | None:
+        self._loop.max_iters, self._loop.val_every_n_iters = self.max_iters, self.val_every_n_iters
+        return None
 
     def progress(self, done: int, total: int, **counts: float) -> None:
         """Report the progress of the current stage to progress bars and other callbacks.

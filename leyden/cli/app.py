@@ -21,6 +21,7 @@ import typer.main
 from leyden import __version__
 from leyden._lib.extras import extension
 from leyden.cli.compare import compare
+from leyden.cli.control import extend, pause, resume, set_, stop
 from leyden.cli.demo.command import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
@@ -92,6 +93,11 @@ app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
 app.command(short_help="Compare runs: options, rewards, and the tasks that flipped.")(compare)
 app.command(short_help="Give a run a note, tags or another name.")(note)
+app.command(short_help="End a run, and keep what it has finished.")(stop)
+app.command(short_help="Let a run wait after its step.")(pause)
+app.command(short_help="Let a paused run go on.")(resume)
+app.command(short_help="Give a run more steps.")(extend)
+app.command("set", short_help="Change an option of a run, such as its learning rate.")(set_)
 app.command(short_help="Run a recorded rollout again, call by call.")(replay)
 app.command("eval", short_help="Measure an agent, before and after training.")(evaluate)
 app.command("lr-range", short_help="Try a few learning rates, and recommend one.")(lr_range)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from leyden._lib.formatting import figure
 from leyden.cli.store_options import WAIT_SECONDS
 from leyden.training.runs import RecordedRun, RewardMetrics, open_run
+from leyden.training.runs.control import ControlLine, pause_in_force, paused_seconds, read_control
 from leyden.training.runs.folder import folder_bytes
 from leyden.training.runs.opening import PAUSED_SECONDS
 from leyden.training.runs.run_description import NOT_DEFAULT, command_of
@@ -85,6 +86,19 @@ def warnings_of(run: RecordedRun) -> list[str]:
     """Return the warnings in the run's log, each once, in their order."""
     log = "" if run.log_path is None else run.log_path.read_text("utf-8", errors="replace")
     return list(dict.fromkeys(re.findall(r"^\S+ \S+ WARNING (.*)$", log, re.MULTILINE)))
+
+
+def control_of(run: RecordedRun) -> list[ControlLine]:
+    """Return what people asked of a run while it worked, with its answers; empty for a run without a folder."""
+    return [] if run.directory is None else read_control(run.directory)
+
+
+def paused_of(run: RecordedRun) -> tuple[ControlLine | None, float]:
+    """Return the pause that is in force, if any, and how many seconds the run was paused in all while it worked."""
+    lines, record = control_of(run), run.record
+    paused = pause_in_force(lines) if run.state in ("running", "crashed") else None
+    until = time.time() if run.state == "running" else record.end_time or record.last_heartbeat_time or 0.0
+    return paused, min(paused_seconds(lines, until), seconds_of(run))
 
 
 def part_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:

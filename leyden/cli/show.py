@@ -92,7 +92,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     source: the run as the user named it, for the commands in the output.
     If the store cannot be opened, the run is shown from its folder, without counts.
     """
-    from leyden.cli.run_views import as_data, newest_metrics, warnings_of
+    from dataclasses import asdict
+
+    from leyden.cli.run_views import as_data, control_of, newest_metrics, paused_of, warnings_of
     from leyden.errors import LeydenError
     from leyden.training.runs.display import rollout_counts
     from leyden.training.runs.folder import size_text
@@ -118,6 +120,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             "rollouts_by_status": counts,
             "failures": reasons,
             "warnings": warnings_of(run),
+            "control": [asdict(line) for line in control_of(run)],
+            "paused": paused_of(run)[0] is not None,
+            "paused_seconds": paused_of(run)[1],
             "config": run.record.config,
         }
         echo_json(data)
@@ -167,12 +172,15 @@ def _print_head(run: RecordedRun) -> None:
         age,
         as_data,
         budget_left,
+        control_of,
         newest_metrics,
         part_of,
+        paused_of,
         reward_text,
         seconds_of,
     )
     from leyden.training.runs.chart import sparkline
+    from leyden.training.runs.control import in_words
     from leyden.training.runs.run_description import command_of
     from leyden.training.runs.run_options import changed_of, value_text
 
@@ -184,8 +192,13 @@ def _print_head(run: RecordedRun) -> None:
         echo(f"note        {note.text}  ({note.by}, {age(note.time)})")
     colour = COLOURS[run.state]
     cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
+    paused, paused_seconds = paused_of(run)
+    cause = ", ".join(
+        [*([cause] if cause else []), *([] if paused is None else [f"{in_words(paused)} by {paused.by}"])]
+    )
     echo("state       ", Coloured(run.state, colour), f": {cause}" if cause else "")
-    echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
+    of_them = f", {duration(paused_seconds)} of it paused" if paused_seconds >= 1 else ""
+    echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}{of_them}")
     for name in ("algorithm", "model"):
         if data[name]:
             echo(f"{name:<12}{data[name]}")
@@ -209,6 +222,13 @@ def _print_head(run: RecordedRun) -> None:
         echo(f"budget left {', '.join(left)}")
     if (command := command_of(record.config)) is not None:
         echo(f"command     {command}")
+    control = control_of(run)
+    answered = {line.id for line in control if line.state != "asked"}
+    title = "control"
+    for line in control:
+        if line.state != "asked" or line.id not in answered:
+            echo(f"{title:<12}{age(line.time)} by {line.by}: {in_words(line)}")
+            title = ""
 
 
 def _echo_list(title: str, items: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ import logging
 import secrets
 import shlex
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from leyden._lib.text import describe_error, error_line
 from leyden.adapter import TraceAdapter
 from leyden.agent import LitAgent, agent_version
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
+from leyden.algorithm.steering import steerable
 from leyden.errors import ConfigError, StoreError, UnknownRun, redact
 from leyden.execution import ExecutionStrategy
 from leyden.execution.execution_strategy import RunsAgain, StopSignal
@@ -50,6 +51,7 @@ from leyden.training.runs.recorder import RunRecorder
 from leyden.training.runs.recording import FolderRecorder
 from leyden.training.runs.run_metrics import metrics_of
 from leyden.training.runs.start import started_from
+from leyden.training.runs.steering import Steering
 from leyden.training.runs.summary import count_rollouts
 from leyden.types import Retention
 from leyden.types.rollout import ROLLOUT_FINISHED
@@ -115,11 +117,23 @@ class Fit:
         """The value that the algorithm returned."""
         self._stopped: str | None = None
         """The reason if the run ended before its algorithm did."""
+        self._end_now: Callable[[], None] = lambda: None
+        """Ends the run as Ctrl-C does. Safe in any thread."""
+        self._steering = (
+            None
+            if self.directory is None
+            else Steering(self.directory, steerable(given.algorithm), stop=lambda: self._end_now())
+        )
 
     @property
     def directory(self) -> Path | None:
         """The run's directory; None for a run that is kept nowhere."""
         return self._run.directory
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Who has stopped the run with `leyden stop`; None if nobody has."""
+        return None if self._steering is None else self._steering.stopped
 
     async def execute(self) -> RunSummary:
         """Run the algorithm and the runners, record how it ended, and return the summary."""
@@ -129,6 +143,14 @@ class Fit:
                 await self._work(None)
             return RunSummary(self.directory)  # the algorithm's process counts rollouts and their results
         nothing_started = self._is_new_folder
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end_now() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the run has ended
+                loop.call_soon_threadsafe(task.cancel)
+
+        self._end_now = end_now
         try:
             async with run_store.attached(self._store):
                 recorder = self._recorder()
@@ -143,8 +165,11 @@ class Fit:
                     nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
                     if not nothing_started:
                         logger.info(how_to_resume(self.directory))
-                    await recorder.close("stopped", "interrupted")
-                    raise
+                    await recorder.close("stopped", self.stopped_by or "interrupted")
+                    if self.stopped_by is None:
+                        raise
+                    task.uncancel()  # nobody has cancelled the call itself
+                    return RunSummary(self.directory, stopped=self.stopped_by, run_id=self._run.run_id)
                 except Exception as error:
                     log_for_files(logger, "run %s has failed", self._run.run_id, error=error)
                     nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
@@ -175,13 +200,15 @@ class Fit:
         if self._shows_progress and not bars:
             is_eval = self._manifest.record.kind == "eval"
             bars.append(bar := ProgressBar(metrics=(), activity="eval") if is_eval else ProgressBar())
+        look = (lambda: None) if self._steering is None else self._steering.look
         recorder = RunRecorder(
             self._manifest,
             self._store,
-            None if self.directory is None else FolderRecorder(self.directory, self._manifest),
+            None if self.directory is None else FolderRecorder(self.directory, self._manifest, look=look),
             writers=config.loggers,
             callbacks=config.callbacks,
             bar=bar,
+            steering=self._steering,
         )
         if bars:
             tally = RolloutTally(

@@ -293,9 +293,12 @@ class Trainer(KeepsArguments, TrainerLegacy):
         with self._exclusively(given.algorithm):
             fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
             try:
-                return run_blocking(fit.execute())
+                summary = run_blocking(fit.execute())
             except KeyboardInterrupt:
                 raise RunInterrupted(how_to_resume(fit.directory)) from None
+            if fit.stopped_by is not None:
+                raise RunInterrupted(how_to_resume(fit.directory))
+            return summary
 
     def _debug(self, given: FitInput) -> RunSummary:
         """Run a fit on the calling thread, as `dev` describes."""

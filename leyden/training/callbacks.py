@@ -67,6 +67,9 @@ class Callback(NamedOptions):
         """
         return type(self).__name__.lower()
 
+    def check_validations(self, loop: TrainLoop) -> None:
+        """Raise ConfigError if this callback needs validations at other times than those of the loop."""
+
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Called once, before any stage.
 

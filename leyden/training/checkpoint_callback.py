@@ -160,7 +160,7 @@ class Checkpoint(MonitoringCallback):
                 f"Checkpoint(filename={self.filename!r}) saves vessel.state_dict(), and {type(vessel).__name__} has no "
                 "state_dict() and load_state_dict(); leave the filename out"
             )
-        self._check_schedule(loop)
+        self.check_validations(loop)
         self.last_saved, self._saved_at = loop.current_iter, self._clock()
         if loop.current_iter == 0:
             self._reset()
@@ -189,7 +189,7 @@ class Checkpoint(MonitoringCallback):
                 write_pth(self.store.dirpath / name, loop.run_state(), cast("StatefulVessel", vessel).state_dict())
             self._point_latest(self.store.dirpath / name)
 
-    def _check_schedule(self, loop: TrainLoop) -> None:
+    def check_validations(self, loop: TrainLoop) -> None:
         """Raise ConfigError if a needed validation metric is never measured, or not before each save."""
         wanted = [self.monitor or "", *(_fields(self.filename) if self.filename else ())]
         validated = [name for name in wanted if name.startswith("val/")]

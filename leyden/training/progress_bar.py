@@ -91,6 +91,7 @@ class ProgressBar(Callback):
 
     def on_train_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         self._run.begin_stage(self.activity or "train")
+        self._run.total = loop.max_iters
 
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         self._run.begin_stage(self.activity or "val")

@@ -190,6 +190,15 @@ class TrainLoop(NamedOptions):
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
+    def check_validations(self, every: int | None) -> None:
+        """Raise ConfigError if the callbacks of this run cannot go on with another `val_every_n_iters`."""
+        before, self.val_every_n_iters = self.val_every_n_iters, every
+        try:
+            for callback in self.callbacks:
+                callback.check_validations(self)
+        finally:
+            self.val_every_n_iters = before
+
     def stop(self) -> None:
         """End the run after the current stage. Its iteration counts, and is saved.
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_flag, check_number
@@ -94,6 +94,15 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
     seed: seed of the choice of tasks, edits and requests.
     """
+
+    steps_option = "beam_rounds"
+
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "max_iters": (),
+        "val_every_n_iters": (),
+        "beam_rounds": ("beam_rounds", "max_iters"),
+        "rollout_batch_timeout": ("rollout_batch_timeout",),
+    }
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from leyden._lib.formatting import figure
 from leyden._lib.numbers import mean_of
@@ -94,6 +94,13 @@ class GEPA(PromptOptimiser):
     """
 
     resumable = True
+
+    steps_option = "max_steps"
+
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "max_steps": ("max_steps",),
+        "rollout_batch_timeout": ("rollout_batch_timeout",),
+    }
 
     def __init__(
         self,
@@ -385,6 +392,7 @@ class GEPA(PromptOptimiser):
         spent = {**self._reflector.counts.metrics(), **self.collector.budget.metrics()}
         self.get_run().report({**reward, **counts, **means_of(self._own), **spent}, iteration=step)
         self._reflector.counts, self._own = ReflectionCounts(), []
+        await self.step_ended(step, lambda: not self.is_over(step))
 
     def is_over(self, step: int) -> bool:
         return step >= self.max_steps or self.collector.budget.seconds_left == 0

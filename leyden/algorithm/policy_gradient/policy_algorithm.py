@@ -16,10 +16,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from leyden._lib.atomic import ASIDE
 from leyden._lib.components import arguments_of, build_component
@@ -96,6 +96,22 @@ class PolicyAlgorithm(IterativeAlgorithm):
     enqueues_datasets = True
 
     uses_gateway = True
+
+    steps_option = "n_steps"
+
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "max_iters": (),
+        "val_every_n_iters": (),
+        "n_steps": ("max_iters",),
+        "val_every_n_steps": ("val_every_n_iters",),
+        **{f"optim.{each.name}": ("optim",) for each in fields(OptimParams) if each.name != "betas"},
+    }
+
+    fixed_options: ClassVar[Mapping[str, str]] = {
+        "warmup_steps": "the learning rate's course follows from the first step on",
+        "schedule": "the learning rate's course follows from the first step on",
+        "backend": "the policy's process and its checkpoints are made with it",
+    }
 
     def __init__(
         self,
@@ -178,6 +194,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
             )
         check_learning_rate_schedule(n_steps, self.optim.learning_rate, **self._schedule)
         self.temperature, self.failed_reward, self.success_reward = temperature, failed_reward, success_reward
+        self.max_tokens, self.timeout_seconds = max_tokens, timeout_seconds
         self.sampling_parameters: dict[str, Any] = {"temperature": temperature}
         if max_tokens is not None:
             self.sampling_parameters["max_tokens"] = max_tokens
@@ -224,9 +241,16 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._note_version(proxy)
         llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
         self._llm = await self.publish_endpoint(llm)
-        self._resources_id = await self._publish_policy("policy", self._llm)
+        await self._publish_policies(self._llm, "")
         for other in self._other_backends:
             await other.start()
+
+    def options_changed(self, n_finished: int) -> Awaitable[None] | None:
+        super().options_changed(n_finished)
+        if self._llm is None or self._llm.sampling_parameters == self.sampling_parameters:
+            return None
+        self._llm = self._llm.model_copy(update={"sampling_parameters": self.sampling_parameters})
+        return self._publish_policies(self._llm, f" from step {n_finished + 1}")
 
     async def teardown(self) -> None:
         """Stop the policy and the other backends. If the policy's process also runs the gateway, the policy continues
@@ -549,6 +573,13 @@ class PolicyAlgorithm(IterativeAlgorithm):
         finally:
             look.cancel()
             await asyncio.gather(look, return_exceptions=True)
+
+    async def _publish_policies(self, llm: LLM, since: str) -> None:
+        """Publish the policy with its sampling parameters, for the rollouts from now on.
+
+        since: the end of the resources' name.
+        """
+        self._resources_id = await self._publish_policy(f"policy{since}", llm)
 
     async def _publish_policy(self, name: str, llm: LLM) -> str:
         return await self.publish_resources(name, {**(self.get_initial_resources() or {}), self.resource_name: llm})

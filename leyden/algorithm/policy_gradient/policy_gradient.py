@@ -12,10 +12,10 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from leyden._lib import ids
 from leyden._lib.options import check_choice, check_number
@@ -46,7 +46,7 @@ from leyden.engine.policy_backend import LOGITS_NOT_FINITE, OptimParams, PolicyB
 from leyden.errors import CheckpointError, ConfigError, NoTrainingData
 from leyden.objectives.advantages import Advantages, find_estimator, make_advantages
 from leyden.objectives.losses import KL_ESTIMATORS, CrossEntropyLoss, Loss, PolicyLoss, ValueLoss, find_loss, make_loss
-from leyden.types import EnqueueRolloutRequest, TrainingSequence, semconv
+from leyden.types import LLM, EnqueueRolloutRequest, TrainingSequence, semconv
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,22 @@ class PolicyGradient(PolicyAlgorithm):
     """
 
     holds_runners_until_request = True
+
+    changeable: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **{name: ("optim", "critic_optim") for name in PolicyAlgorithm.changeable if name.startswith("optim.")},
+        "temperature": ("temperature", "sampling_parameters"),
+        "max_tokens": ("max_tokens", "sampling_parameters"),
+        "timeout_seconds": ("timeout_seconds", "rollout_config"),
+        "rollouts_per_task": ("rollouts_per_task", "minibatch_size"),
+        **{name: (name,) for name in ("minibatch_size", "epochs", "kl_in_reward", "max_groups_per_step")},
+    }
+
+    fixed_options: ClassVar[Mapping[str, str]] = {
+        **PolicyAlgorithm.fixed_options,
+        "tasks_per_step": "the order of the tasks and the ids of rollouts follow from it",
+        "max_staleness": "the rollouts that are under way follow from it",
+        "seed": "the order of the tasks and the ids of rollouts follow from it",
+    }
 
     def __init__(
         self,
@@ -213,10 +229,30 @@ class PolicyGradient(PolicyAlgorithm):
         self._watch = self._new_watch()
         self._next_group, self._waiting, self._generations, self._stream = None, {}, {}, None
         await super().setup(train_dataset, val_dataset)
-        if self.advantages.uses_baseline and self._llm is not None:
-            greedy = {**self.sampling_parameters, "temperature": 0.0}
-            llm = self._llm.model_copy(update={"sampling_parameters": greedy})
-            self._greedy_resources_id = await self._publish_policy("greedy policy", llm)
+
+    async def _publish_policies(self, llm: LLM, since: str) -> None:
+        await super()._publish_policies(llm, since)
+        if self.advantages.uses_baseline:
+            greedy = llm.model_copy(update={"sampling_parameters": {**self.sampling_parameters, "temperature": 0.0}})
+            self._greedy_resources_id = await self._publish_policy(f"greedy policy{since}", greedy)
+
+    def changeable_options(self) -> dict[str, tuple[str, ...]]:
+        constants = {f"loss.{each.name}": ("loss",) for each in fields(self.loss)}
+        return {**super().changeable_options(), **constants}
+
+    def check_change(self, changed: Any) -> None:
+        super().check_change(changed)
+        if changed.reference is not None and self.reference is None:
+            raise ConfigError(
+                "a KL term compares with a reference, and this run has none, because no term needed one when it began; it takes a "
+                "new run"
+            )
+        names = ("sampling_parameters", "rollout_config", "rollouts_per_task")
+        if self.max_staleness and any(getattr(self, name) != getattr(changed, name) for name in names):
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}, so rollouts of later steps are under way with the value before; it takes "
+                "a new run"
+            )
 
     async def teardown(self) -> None:
         """Stop waiting for rollouts, and stop the policy, the reference and the critic."""

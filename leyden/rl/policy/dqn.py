@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -42,6 +42,15 @@ class DQN(TorchPolicy):
     """
 
     module: QNetwork
+
+    changeable: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "lr": {"above": 0},
+        "max_grad_norm": {"or_none": "no clipping"},
+    }
+    update_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "batch_size": {"at_least": 1, "whole": True},
+        "repeat": {"above": 0},
+    }
 
     def __init__(
         self,
@@ -95,12 +104,12 @@ class DQN(TorchPolicy):
             raise ConfigError(
                 "DQN(reward_normalization=True): a bootstrapped target has no scale of its own; scale the reward instead"
             )
-        check_number("lr", lr, above=0)
+        check_number("lr", lr, **DQN.changeable["lr"])
         check_number("weight_decay", weight_decay, at_least=0)
         check_number("discount_factor", discount_factor, at_least=0, at_most=1)
         check_number("estimation_step", estimation_step, at_least=1, whole=True)
         check_number("target_update_freq", target_update_freq, at_least=0, whole=True)
-        check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
+        check_number("max_grad_norm", max_grad_norm, **DQN.changeable["max_grad_norm"])
         self._schedule = _checked_schedule(exploration)
         self.discount_factor = discount_factor
         self.estimation_step = estimation_step
@@ -157,8 +166,8 @@ class DQN(TorchPolicy):
             raise ConfigError(f"DQN.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
         if not isinstance(buffer, ReplayBuffer) or not len(buffer):
             raise ConfigError("DQN.update needs a ReplayBuffer with at least one transition")
-        check_number("batch_size", batch_size, at_least=1, whole=True)
-        check_number("repeat", repeat, above=0)
+        check_number("batch_size", batch_size, **DQN.update_options["batch_size"])
+        check_number("repeat", repeat, **DQN.update_options["repeat"])
         n_steps = max(1, math.ceil(repeat * buffer.n_new / batch_size))
         losses = norms = 0.0
         with self._threads():

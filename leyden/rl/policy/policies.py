@@ -11,7 +11,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -41,6 +41,12 @@ class Policy(NamedOptions, KeepsArguments, ABC):
     observation_space: Space
     """The observation space of one environment."""
     action_space: Space
+
+    changeable: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    """Attributes that may change between two updates (`leyden set RUN policy.lr=1e-4`), each with its range as options
+    of `check_number`."""
+    update_options: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    """Options of `update`, each with its range, which may change too."""
 
     @abstractmethod
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import gymnasium
 import numpy as np
@@ -46,6 +46,19 @@ class PPO(TorchPolicy):
     """
 
     module: ActorCritic
+
+    changeable: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "lr": {"above": 0},
+        "ent_coef": {},
+        "vf_coef": {},
+        "eps_clip": {"above": 0},
+        "max_grad_norm": {"or_none": "no clipping"},
+        "gae_lambda": {"at_least": 0, "at_most": 1},
+    }
+    update_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "batch_size": {"at_least": 1, "whole": True},
+        "repeat": {"at_least": 1, "whole": True},
+    }
 
     def __init__(
         self,
@@ -94,14 +107,11 @@ class PPO(TorchPolicy):
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
             self._network_name = f"network {type(network).__name__}"
-        check_number("lr", lr, above=0)
+        given = {"lr": lr, "ent_coef": ent_coef, "vf_coef": vf_coef, "eps_clip": eps_clip}
+        for name, value in {**given, "max_grad_norm": max_grad_norm, "gae_lambda": gae_lambda}.items():
+            check_number(name, value, **PPO.changeable[name])
         check_number("weight_decay", weight_decay, at_least=0)
         check_number("discount_factor", discount_factor, at_least=0, at_most=1)
-        check_number("gae_lambda", gae_lambda, at_least=0, at_most=1)
-        check_number("eps_clip", eps_clip, above=0)
-        check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
-        check_number("vf_coef", vf_coef)
-        check_number("ent_coef", ent_coef)
         check_number("max_batch_size", max_batch_size, at_least=1, whole=True)
         self.discount_factor = discount_factor
         self.gae_lambda = gae_lambda
@@ -163,8 +173,8 @@ class PPO(TorchPolicy):
             raise ConfigError(f"PPO.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
         if not isinstance(buffer, RolloutBuffer) or not len(buffer):
             raise ConfigError("PPO.update needs the RolloutBuffer of a collect with at least one transition")
-        check_number("batch_size", batch_size, at_least=1, whole=True)
-        check_number("repeat", repeat, at_least=1, whole=True)
+        check_number("batch_size", batch_size, **PPO.update_options["batch_size"])
+        check_number("repeat", repeat, **PPO.update_options["repeat"])
         with self._threads():
             obs = self._tensors(buffer.flat(buffer.obs))
             data, explained = self._targets(buffer, obs)

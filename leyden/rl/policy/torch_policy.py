@@ -72,6 +72,15 @@ class TorchPolicy(Policy):
         self._device = None if device.type == "cpu" else device
         self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
 
+    @property
+    def lr(self) -> float:
+        """The optimizer's learning rate."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
+
     def train(self, mode: bool = True) -> None:
         self.module.train(mode)
 

@@ -25,6 +25,7 @@ from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_
 from leyden.rl.env.factory import env_kind
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
+from leyden.rl.trainer.steering import SimulatorOptions
 from leyden.rl.trainer.vessel import Iteration, Seeds, TrainingVessel, TrainingVesselBase
 from leyden.training import (
     Callback,
@@ -53,6 +54,7 @@ from leyden.training.runs.run_description import (
     describe_program,
     import_path,
 )
+from leyden.training.runs.steering import Steering, steering_callbacks
 from leyden.training.train_loop import Flow, keyed
 
 _NO_SETTINGS = ("run_dir", "loggers", "progress")
@@ -108,10 +110,11 @@ class Trainer(KeepsArguments, TrainLoop):
         self.env_options = dict(env_options or {})
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.shows_progress = progress
-        self._recorded: tuple[FolderWriter, FolderCallback] | None = None
-        """The writer and the callback that record the newest fit."""
-        self._interrupted = False
-        """Whether a signal has stopped the newest fit."""
+        self._recorded: tuple[FolderWriter, Sequence[Callback]] | None = None
+        """The writer and the callbacks that record and steer the newest fit."""
+        self._steering: Steering | None = None
+        self._interrupted: str | None = None
+        """Why the newest fit was ended from outside; None if it was not."""
         self.vessel: TrainingVesselBase[Any] | None = None
         """The vessel of the newest fit or test."""
         self._venv: FiniteVectorEnv | None = None
@@ -207,21 +210,26 @@ class Trainer(KeepsArguments, TrainLoop):
         self.initialize()
         self._has_record = True
         folder = self._record(vessel, resume=resume)
-        self._interrupted = False
+        self._interrupted, steering = None, self._steering
 
         def interrupt() -> None:
-            self._interrupted = True
+            self._interrupted = "interrupted"
             self.stop()
+            if steering is not None:
+                steering.wake()
 
         with contextlib.ExitStack() as stack:
             if self.shows_progress:
                 stack.enter_context(self._showing(vessel, folder))
-            if folder is not None:
+            if folder is not None and steering is not None:
+                steering.begin()
+                stack.callback(lambda: steering.end(folder.manifest.record.status))
                 stack.enter_context(recording(folder))
+                steering.restart()
             stack.enter_context(graceful_interrupts(interrupt))
             self.run(cast(Any, vessel), resume=start)
             if folder is not None and self._interrupted:
-                folder.close("stopped", "interrupted")
+                folder.close("stopped", self._interrupted)
 
     def check(self, vessel: TrainingVesselBase[Any]) -> None:
         """Raise the ConfigError that `fit` would raise for this vessel before a run starts. Nothing is started."""
@@ -259,7 +267,7 @@ class Trainer(KeepsArguments, TrainLoop):
             config,
             None if folder is None else folder.directory,
             unit="episodes",
-            stopped=lambda: "interrupted" if self._interrupted else None,
+            stopped=lambda: self._interrupted,
         )
 
     def _newest_checkpoint(self) -> Resumable | None:
@@ -276,17 +284,25 @@ class Trainer(KeepsArguments, TrainLoop):
         """
         if self._recorded is not None:
             self.writers.remove(self._recorded[0])
-            self.callbacks.remove(self._recorded[1])
-            self._recorded = None
+            for callback in self._recorded[1]:
+                self.callbacks.remove(callback)
+            self._recorded = self._steering = None
         if self.run_dir is None:
             return None
         continues = resume and (self.run_dir / MANIFEST).exists()  # earlier versions wrote none
         directory, manifest = begin_run(self.run_dir, resume=continues, kind="rl", config=self._run_config(vessel))
-        folder = FolderRecorder(directory, manifest)
-        self._recorded = FolderWriter(folder), FolderCallback(folder)
+        steering = Steering(directory, SimulatorOptions(self, vessel), stop=self._stop_as_asked, is_async=False)
+        folder, self._steering = FolderRecorder(directory, manifest, look=steering.look), steering
+        beginning, boundary = steering_callbacks(steering)
+        self._recorded = FolderWriter(folder), [beginning, FolderCallback(folder), boundary]
         self.writers.insert(0, self._recorded[0])
-        self.callbacks.insert(0, self._recorded[1])
+        self.callbacks[:] = [beginning, self._recorded[1][1], *self.callbacks, boundary]
+        self.callbacks.sort(key=lambda callback: callback.runs_last)
         return folder
+
+    def _stop_as_asked(self) -> None:
+        self._interrupted = None if self._steering is None else self._steering.stopped
+        self.stop()
 
     def _run_config(self, vessel: TrainingVesselBase[Any]) -> dict[str, Any]:
         states: dict[str, Any] = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}

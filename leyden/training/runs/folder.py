@@ -35,6 +35,7 @@ MANIFEST = "run.json"
 METRICS = "metrics.jsonl"
 FAILURES = "failures.jsonl"
 LOG = "run.log"
+CONTROL = "control.jsonl"
 _STATES = ("checkpoints", "best")
 
 RunState = Literal["running", "succeeded", "failed", "stopped", "crashed"]
@@ -157,7 +158,7 @@ def remove_if_nothing_started(directory: Path) -> None:
     The caller must know that the run never started; nothing is checked here.
     """
     for path in directory.glob("*"):
-        if path.name in (MANIFEST, METRICS, FAILURES, LOG) or path.name.startswith(store_path(directory).name):
+        if path.name in (MANIFEST, METRICS, FAILURES, LOG, CONTROL) or path.name.startswith(store_path(directory).name):
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty: the user's own files
         (directory / "checkpoints").rmdir()

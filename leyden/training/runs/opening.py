@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from leyden._lib.atomic import private_directory
 from leyden.errors import ConfigError
-from leyden.training.runs.folder import MANIFEST, RUNS, Manifest, name_of, read_manifest
+from leyden.training.runs.folder import CONTROL, MANIFEST, RUNS, Manifest, name_of, read_manifest
 from leyden.training.runs.recorded_runs import list_runs
 from leyden.training.runs.run_description import NOT_DEFAULT
 from leyden.types.run_record import RunRecord
@@ -58,6 +58,7 @@ def begin_run(
         )
     try:
         private_directory(directory)
+        (directory / CONTROL).unlink(missing_ok=True)  # of a run whose run.json was removed
     except OSError as error:
         raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error
     return directory, new_manifest(kind=kind, name=name or name_of(directory), config=config)

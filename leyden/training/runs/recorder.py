@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from leyden.errors import ConfigError, LeydenError
@@ -26,6 +26,7 @@ from leyden.training.runs.folder import HEARTBEAT_SECONDS, METRICS, Manifest
 from leyden.training.runs.recorded_runs import failure_of
 from leyden.training.runs.recording import FolderRecorder, note_end
 from leyden.training.runs.reported_loop import KeepsEarlierRows, ReportedLoop
+from leyden.training.runs.steering import Steering, steering_callbacks
 from leyden.types import Rollout
 from leyden.types.run_record import MetricPoint, RunRecord, RunStatus
 
@@ -46,6 +47,7 @@ class RunRecorder:
     writers: the user's, which get every row.
     callbacks: the user's, for algorithms with a `TrainLoop`.
     bar: the callback that shows progress; None shows none.
+    steering: does what people ask of the run; None: a run without a folder, which cannot be asked.
     """
 
     def __init__(
@@ -57,9 +59,11 @@ class RunRecorder:
         writers: Sequence[LogWriter] = (),
         callbacks: Sequence[Callback] = (),
         bar: Callback | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self.manifest, self._store, self._folder = manifest, store, folder
         self._writers, self._callbacks, self._bar = tuple(writers), tuple(callbacks), bar
+        self._steering = steering
         self._rows: list[MetricsRow] = []
         """Rows of this process, for the summary of a run without a folder."""
         self._lock = threading.Lock()
@@ -83,6 +87,8 @@ class RunRecorder:
     async def open(self) -> None:
         """Open the folder's files, add the run to the store, and begin to send heartbeats."""
         if self._folder is not None:
+            if self._steering is not None:
+                self._steering.begin()
             self._folder.open()
             recorded = self._folder.failures()
             self._recorded = {failure.rollout_id for failure in recorded}
@@ -97,6 +103,8 @@ class RunRecorder:
         resume: the algorithm continues from its own checkpoint, and repeats the steps after it.
         """
         self._end_reported(None)
+        if self._steering is not None:
+            self._steering.restart()
         self._cut_at_first_report, self._own_loop = resume, None
         self._began_at = time.monotonic()
 
@@ -115,6 +123,8 @@ class RunRecorder:
         note_end(self.manifest, status, cause)
         if self._folder is not None:
             self._folder.close(status, cause)
+        if self._steering is not None:
+            self._steering.end(status)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await self._mirror.end(self.manifest.record)
@@ -150,8 +160,13 @@ class RunRecorder:
     def progress(self, done: int, total: int, **counts: float) -> None:
         (self._own_loop or self._reporting_loop()).progress(done, total, **counts)
 
+    async def step_ended(self, n_finished: int, goes_on: Callable[[], bool]) -> None:
+        if self._steering is not None and (work := self._steering.boundary(n_finished, goes_on)) is not None:
+            await work
+
     def loop_callbacks(self) -> Sequence[Callback]:
-        return (_LoopObserver(self), *self._callbacks, *(() if self._bar is None else (self._bar,)))
+        steering = () if self._steering is None else steering_callbacks(self._steering)
+        return (_LoopObserver(self), *self._callbacks, *(() if self._bar is None else (self._bar,)), *steering)
 
     def loop_writers(self) -> Sequence[LogWriter]:
         return (self._row_writer(), *self._writers)

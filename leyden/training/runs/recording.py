@@ -1,7 +1,7 @@
 """`FolderRecorder`: writes a run's folder while the run lives.
 
 It needs no event loop and knows no store. Rows and failures are appended as they come, so a kill loses none that was
-written. A thread touches `run.json` every ten seconds to show that the run lives.
+written. A thread touches `run.json` every ten seconds to show that the run lives, and calls `look` every second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,15 +30,20 @@ from leyden.types.run_record import RunStatus
 
 logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 1.0
+"""The longest time until a run sees that it is to stop."""
+
 
 class FolderRecorder:
     """Writes `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to `close`.
 
     directory: the run's folder, which exists already.
     manifest: from `begin_run`.
+    look: called every second, in a thread of the recorder.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, *, look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
         self.directory = directory
         self.manifest = manifest.of_this_process()
         self._log = RunLog(directory / LOG, manifest.record.run_id)
@@ -116,7 +121,7 @@ class FolderRecorder:
             _append(self._failures, asdict(failure))
 
     def _beat(self) -> None:
-        """Touch `run.json` every HEARTBEAT_SECONDS until the end. Runs in its own thread.
+        """Look for requests, and touch `run.json` every HEARTBEAT_SECONDS, until the end. Runs in its own thread.
 
         Before that, record whether the git work tree is dirty, which may take git a while.
         """
@@ -125,11 +130,16 @@ class FolderRecorder:
             self.manifest.record.config["git"]["dirty"] = dirty
             with contextlib.suppress(ConfigError):  # a detail; the next write has it
                 self._write_manifest()
-        while not self._ended.wait(HEARTBEAT_SECONDS):
+        beat_at = time.monotonic()
+        while not self._ended.wait(_LOOK_SECONDS):
             try:
-                os.utime(self.directory / MANIFEST)
-            except OSError:  # the folder was moved or removed; the run itself goes on
-                continue
+                self._look()
+            except Exception:
+                logger.exception("a request to the run could not be read")
+            if time.monotonic() - beat_at >= HEARTBEAT_SECONDS:
+                beat_at = time.monotonic()
+                with contextlib.suppress(OSError):  # the folder was moved or removed; the run itself goes on
+                    os.utime(self.directory / MANIFEST)
 
     def _write_manifest(self) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,10 @@ class Reports(Protocol):
 
     def progress(self, done: int, total: int, **counts: float) -> None:
         """Show that `done` of `total` pieces of the current stage are finished."""
+        ...
+
+    async def step_ended(self, n_finished: int, goes_on: Callable[[], bool]) -> None:
+        """Do what was asked of a run whose algorithm has no `TrainLoop` (`Algorithm.step_ended`)."""
         ...
 
     def loop_callbacks(self) -> Sequence[Callback]:
