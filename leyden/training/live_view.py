@@ -80,12 +80,11 @@ class RolloutTally:
         if reward is not None:
             self.rewarded += 1
             self.rewards += reward
-        attempt = getattr(rollout, "attempt", None)
-        if attempt is not None and not cached:
+        if not cached and (attempt := getattr(rollout, "attempt", None)) is not None:
             self.tokens += attempt.prompt_tokens + attempt.response_tokens
             if attempt.cost is not None:
                 self.cost = (self.cost or 0.0) + attempt.cost
-        if rollout.status == "failed":
+        if reward is None and rollout.status == "failed":
             from leyden.types import failure_reason
 
             self.add_failure(failure_reason(rollout))
@@ -104,6 +103,9 @@ class RolloutTally:
                 self._group_of.clear()
             self._group_of[reason] = group
         self._reasons[group] += 1
+
+    def sums(self) -> tuple[int, int, float]:
+        return self.tokens, self.rewarded, self.rewards
 
     def top_reasons(self, n: int) -> list[str]:
         """Return the most frequent reasons of failures with their counts, one of each group."""
@@ -127,6 +129,8 @@ class RunView:
     reported_at: float = field(default_factory=time.monotonic)
     before: tuple[int, int, float] = (0, 0, 0.0)
     """Tokens, rollouts with a reward and the sum of their rewards, as the tally had them when the stage began."""
+    after: tuple[int, int, float] | None = None
+    """The same numbers when the stage ended; None during a stage."""
     measured: dict[str, Any] = field(default_factory=dict[str, Any])
     """The metrics of the newest iteration that has any."""
     validated: dict[str, tuple[int, Any]] = field(default_factory=dict[str, tuple[int, Any]])
@@ -152,9 +156,11 @@ class RunView:
 
     def begin_stage(self, name: str) -> None:
         self.stage, self.report, self.stage_started = name, None, time.monotonic()
-        self.before = self.tally.tokens, self.tally.rewarded, self.tally.rewards
+        self.before, self.after = self.tally.sums(), None
 
     def progress(self, report: Progress) -> None:
+        if self.after is not None:  # an algorithm that owns its loop announces no stages
+            self.before, self.after, self.stage_started = self.after, None, time.monotonic()
         self.report, self.reported_at = report, time.monotonic()
 
     def end_stage(self, name: Literal["train", "val"], iteration: int, metrics: dict[str, Any]) -> None:
@@ -162,9 +168,9 @@ class RunView:
         self._seconds[name].append(now - self.marked_at)
         self.iteration, self.marked_at = iteration, now
         self.update(metrics)
-        self.extend_curve(
-            {each: value for each, value in metrics.items() if each.startswith("val/") == (name == "val")}
-        )
+        self.after = self.tally.sums()
+        if self.metrics and self.metrics[0].startswith("val/") == (name == "val"):
+            self.extend_curve(metrics)
 
     def extend_curve(self, metrics: Mapping[str, Any]) -> None:
         """Add the first metric's value to the curve, if a stage has measured it."""
@@ -226,9 +232,10 @@ class RunView:
             steps, (n_done, each) = (self.total or 0) - self.iteration, self._mean_seconds("train")
             if steps <= 0 or not n_done or (n_done < 2 and n_done < _EARLY * (n_done + steps)):
                 return ""
-            every = self.every or self.iteration + steps + 1
-            validations = (self.iteration + steps) // every - self.iteration // every
-            seconds = each * steps + self._mean_seconds("val")[1] * validations - min(each, now - self.marked_at)
+            every, is_val = self.every or self.iteration + steps + 1, self.stage == "val" and self.after is None
+            validations = (self.iteration + steps) // every - self.iteration // every + is_val
+            _, each_val = self._mean_seconds("val")
+            seconds = each * steps + each_val * validations - min(each_val if is_val else each, now - self.marked_at)
         else:
             if report is None or not 0 < report.done < report.total:
                 return ""

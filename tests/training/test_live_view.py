@@ -18,6 +18,7 @@ import pytest
 
 from leyden.training import MetricsRow, Progress, ProgressBar, TrainLoop
 from leyden.training.live_view import RolloutTally, RunView, cells, cut
+from leyden.training.runs.reported_loop import ReportedLoop
 from leyden.types import Attempt, AttemptedRollout, Span
 from tests.terminal import ROOT, Emulator, Program
 
@@ -178,12 +179,28 @@ def test_validations_to_come_count_in_the_time_left() -> None:
     aged(view, "val", 0, 100.0)
     for iteration in range(1, 11):
         aged(view, "train", iteration, 1.0)
-    assert view.left() == "1:50 left"
+    view.begin_stage("val")
+    assert view.left() == "3:30 left", "this one and the last one"
     aged(view, "val", 10, 100.0)
     assert view.left() == "1:50 left"
     for iteration in range(11, 21):
         aged(view, "train", iteration, 1.0)
     assert view.left() == ""
+
+
+def test_an_algorithm_that_owns_its_loop_has_rates_and_rewards_of_the_stage_under_way() -> None:
+    stream = io.StringIO()
+    bar = ProgressBar(stream=stream)
+    loop = ReportedLoop(started_at=time.monotonic(), callbacks=[bar])
+    loop.begin()
+    for epoch in range(2):
+        for number in range(10):
+            bar.tally.add(rollout(number), [], float(epoch), cached=False)
+            bar.on_progress(loop, Progress(number + 1, 10, 10.0, {}))
+        assert f"reward {epoch} so far  1 rollouts/s  120 tokens/s" in drawn(bar._run, 100, 5)[epoch > 0]
+        loop.report({"reward": float(epoch)}, stage="train", iteration=epoch + 1)
+    loop.end()
+    assert [line.split("  ", 2)[2] for line in stream.getvalue().splitlines()] == ["1 rollouts/s  120 tokens/s"] * 2
 
 
 def test_a_stage_says_how_long_it_takes_only_when_the_first_rollouts_at_a_time_are_through() -> None:
