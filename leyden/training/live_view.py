@@ -8,18 +8,18 @@ texts are made when a screen asks for them. To show something more, add a part t
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import reprlib
 import time
-import unicodedata
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from leyden._lib.formatting import duration, figure, harmless, one_line, size
+from rich.cells import cell_len, set_cell_size
+
+from leyden._lib.formatting import duration, figure, one_line, size
 from leyden.training.callbacks import Progress
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ _MAX_BAR, _MIN_BAR = 24, 4
 _MAX_LINES = 14
 _DIGITS = 3
 """Significant digits of metrics and rates."""
+_POINTS = 1000
+"""Of a longer curve, about so many values are drawn."""
 _REASONS = 1000
 """The most different reasons that are counted; further ones count as one."""
 _SHOWN_REASONS = 3
@@ -146,8 +148,6 @@ class RunView:
         default_factory=lambda: {"train": deque(maxlen=100), "val": deque(maxlen=100)}
     )
     """How long the newest stages of each kind took, with everything before them."""
-    _drawn_curve: tuple[float, int, str] = (0.0, 0, "")
-    """When the curve was drawn, in how many columns, and the curve."""
     _shown_rollout: tuple[float, Any, list[str]] = (0.0, None, [])
     """When the shown rollout was chosen, the rollout, and its texts."""
     _memory: tuple[float, str] = (-_MEMORY_SECONDS, "")
@@ -288,17 +288,12 @@ class RunView:
             elif name in self.measured:
                 parts.append((1 if name == self.metrics[0] else 5, _value(name, self.measured[name])))
             if name == self.metrics[0] and len(self.curve) > 1 and not self.ended:
-                parts.append((4, self._sparkline(max(8, min(32, width // 5)))))
+                from leyden.training.runs.chart import sparkline  # not above, because that package needs this one
+
+                sampled = self.curve[:: len(self.curve) // _POINTS + 1]
+                parts.append((4, sparkline(sampled, max(8, min(32, width // 5)))))
         parts.append((2, "" if self.ended else self.left()))
         return flowed(parts, width, n_lines, self.iteration / self.total if self.total else None)
-
-    def _sparkline(self, width: int) -> str:
-        now, (drawn_at, drawn_width, drawn) = time.monotonic(), self._drawn_curve
-        if width != drawn_width or len(self.curve) < 1000 or now - drawn_at > 2.0:  # a long one takes milliseconds
-            from leyden.training.runs.chart import sparkline  # not above, because that package needs this one
-
-            self._drawn_curve = now, width, (drawn := sparkline(self.curve, width))
-        return drawn
 
     def _stage_lines(self, width: int, n_lines: int) -> list[Line]:
         tally, (_, rewarded, rewards) = self.tally, self.before
@@ -369,7 +364,7 @@ def flowed(parts: Sequence[Part], width: int, n_lines: int, fraction: float | No
 
     fraction: how much of a bar behind the first part is full, if there is room for a bar; None: no bar.
     """
-    parts = [(rank, harmless(text)) for rank, text in parts if text]
+    parts = [part for part in parts if part[1]]
     kept: list[int] = []
     for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
         more = sorted([*kept, index])
@@ -377,7 +372,7 @@ def flowed(parts: Sequence[Part], width: int, n_lines: int, fraction: float | No
             kept = more
     rows = _broken([parts[index][1] for index in kept], width)
     lines: list[Line] = [[("  ".join(row), "")] for row in rows]
-    if lines and fraction is not None and (room := width - cells(lines[0][0][0]) - 1) >= _MIN_BAR:
+    if lines and fraction is not None and (room := width - cell_len(lines[0][0][0]) - 1) >= _MIN_BAR:
         bar = min(_MAX_BAR, room)
         full = round(bar * min(1.0, max(0.0, fraction)))
         rest = "  ".join(["", *rows[0][1:]])
@@ -390,41 +385,20 @@ def _broken(texts: Sequence[str], width: int) -> list[list[str]]:
     rows: list[list[str]] = []
     used = 0
     for text in texts:
-        if rows and used + 2 + cells(text) <= width:
+        if rows and used + 2 + cell_len(text) <= width:
             rows[-1].append(text)
-            used += 2 + cells(text)
+            used += 2 + cell_len(text)
         else:
             rows.append([cut(text, width)] if not rows else ["", cut(text, width - 2)])
-            used = sum(map(cells, rows[-1])) + 2 * (len(rows) > 1)
+            used = sum(map(cell_len, rows[-1])) + 2 * (len(rows) > 1)
     return rows
 
 
-@functools.lru_cache(1024)
-def cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes; at most too many, where terminals differ."""
-    return len(text) if text.isascii() else sum(map(_cells, text))
-
-
-def _cells(character: str) -> int:
-    if character == "\ufe0f":  # may make the emoji before it two columns wide
-        return 1
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def cut(text: str, width: int) -> str:
-    """Return the text in at most `width` columns; the end of a longer one is replaced by `…`."""
-    text, was_longer = text[: 4 * width], len(text) > 4 * width
-    if not was_longer and cells(text) <= width:
+    """Return the text in at most `width` columns of a terminal; the end of a longer one is replaced by `…`."""
+    if len(text) <= 4 * width and cell_len(text) <= width:
         return text
-    used, end = 1, 0
-    for character in text:
-        used += _cells(character)
-        if used > width:
-            break
-        end += 1
-    return f"{text[:end]}…"[: max(0, width)]
+    return f"{set_cell_size(text[: 4 * width], max(0, width - 1)).rstrip()}…"[: max(0, width)]
 
 
 def _value(name: str, value: Any) -> str:
@@ -441,20 +415,17 @@ def _shown(value: Any) -> str:
 
 def _last_answer(spans: Sequence[Span]) -> list[str]:
     """Return the last lines of what the model said in the last call that is recorded; [] if there is none."""
-    from leyden.adapter.attributes import as_dict, as_list, parsed
-    from leyden.types import semconv
+    from leyden.adapter import read_model_call
 
     for span in reversed(spans):
-        if (recorded := span.attributes.get(semconv.GEN_AI_OUTPUT_MESSAGES)) is None:
-            continue
-        message = as_dict(next(iter(as_list(parsed(recorded))), None))
-        text = message.get("content")
-        if isinstance(text, list):
-            text = " ".join(str(as_dict(part).get("text", "")) for part in cast("list[Any]", text))
-        calls = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
-        said = [line for line in str(text or "")[-2000:].splitlines() if line.strip()]
-        said += [f"{call.get('name')}({str(call.get('arguments'))[:400]})" for call in calls]
-        return [one_line(line).strip() for line in said[-_ANSWER_LINES:]]
+        if (call := read_model_call(span)) is not None and call.output_messages:
+            message = call.output_messages[0]
+            content = message.get("content") or ""
+            text = content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
+            said = [line for line in text[-2000:].splitlines() if line.strip()]
+            tools = [tool.get("function", {}) for tool in message.get("tool_calls") or ()]
+            said += [f"{tool.get('name')}({str(tool.get('arguments'))[:400]})" for tool in tools]
+            return [one_line(line).strip() for line in said[-_ANSWER_LINES:]]
     return []
 
 

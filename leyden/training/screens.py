@@ -22,8 +22,10 @@ from contextlib import ExitStack, contextmanager
 from html import escape
 from typing import Any, TextIO
 
-from leyden._lib.formatting import is_on_terminal, printable_on
-from leyden.training.live_view import Line, RunView, cells
+from rich.cells import cell_len
+
+from leyden._lib.formatting import harmless, is_on_terminal, printable_on
+from leyden.training.live_view import Line, RunView
 
 _TERMINAL_SECONDS, _NOTEBOOK_SECONDS = 0.25, 0.5
 """Seconds between two redraws."""
@@ -120,7 +122,7 @@ class Terminal:
             if above:
                 text += ["\x1b[J", above, "\x1b[0m" if "\x1b" in above else ""]
             text += ["\x1b[?7l", "\n".join(f"{self._text(line)}\x1b[K" for line in lines), "\x1b[J\x1b[?7h"]
-            self._drawn = [sum(cells(piece) for piece, _ in line) for line in lines]
+            self._drawn = [sum(cell_len(piece) for piece, _ in line) for line in lines]
             self._shown = lines, width, height
             try:
                 self._stream.write("".join(text) + ("\n" if is_last and lines else ""))
@@ -130,10 +132,17 @@ class Terminal:
 
     def _text(self, line: Line) -> str:
         text = "".join(
-            f"\x1b[{_COLOURS[style]}m{piece}\x1b[0m" if style and piece and self._has_colours else piece
+            f"\x1b[{_COLOURS[style]}m{harmless(piece)}\x1b[0m"
+            if style and piece and self._has_colours
+            else harmless(piece)
             for piece, style in line
         )
-        return readable(self._stream, text)
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+        return text
 
 
 def _in_foreground(stream: TextIO) -> bool:
@@ -142,16 +151,6 @@ def _in_foreground(stream: TextIO) -> bool:
         return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
     except (OSError, ValueError):  # not the terminal of this session
         return True
-
-
-def readable(stream: TextIO, text: str) -> str:
-    """Return a text with ASCII's bars and curves if the stream's encoding lacks the others."""
-    encoding = stream.encoding or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
-    return text
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
