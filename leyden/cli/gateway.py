@@ -138,9 +138,14 @@ async def _serve(
     """Run the gateway until SIGINT or SIGTERM, and before it an engine for each folder. Print its address and whether
     the models' servers answer.
     """
+    import asyncio
+
     from leyden.gateway.upstream import upstream_models
 
     upstream_models(options["model_list"])  # a wrong URL is told before a model is loaded
+    if folders:  # a thread that loads a model cannot be interrupted, and nothing is lost with it
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            asyncio.get_running_loop().add_signal_handler(number, os._exit, status)
     async with AsyncExitStack() as engines:
         loaded = [
             {**await engines.enter_async_context(_loaded(model)), "record_tokens": record_tokens} for model in folders
@@ -153,6 +158,7 @@ async def _serve(
 async def _loaded(model: ModelOption) -> AsyncGenerator[dict[str, Any]]:
     from leyden.engine import EmbeddedBackend
 
+    echo(f"loading {model.name} from {model.address} ...", err=True)
     trained = {name: model.engine[name] for name in _ENGINE if model.engine.get(name) is not None}
     key = secrets.token_urlsafe()
     async with EmbeddedBackend(model.address, model_name=model.name, api_key=key, **trained) as engine:

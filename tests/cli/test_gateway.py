@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -224,6 +225,38 @@ async def test_the_model_of_a_run_is_served_to_clients_that_know_nothing_of_leyd
             assert counted.input_tokens == message.usage.input_tokens
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_ctrl_c_while_a_model_is_loaded_ends_the_gateway_at_once(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    slow, pipe = tmp_path / "slow" / "transformers.py", tmp_path / "pipe"
+    slow.parent.mkdir()
+    slow.write_text(f"open({str(pipe)!r}).read()")  # until the writer closes it
+    os.mkfifo(pipe)
+    process = await asyncio.create_subprocess_exec(
+        *LEYDEN,
+        *("gateway", "--port", "0", "--store", "none", "--model", f"policy={make_run(tmp_path / 'run')}"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{slow.parent}:{ROOT}"},
+    )
+    writer: int | None = None
+    try:
+        while writer is None and process.returncode is None:
+            with contextlib.suppress(OSError):  # until it is being read
+                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            await asyncio.sleep(0.01)
+        process.send_signal(number)
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+    finally:
+        if writer is not None:
+            os.close(writer)
+        if process.returncode is None:
+            process.kill()
+    assert (process.returncode, out) == (status, b"")
+    assert err.decode().splitlines() == [f"loading policy from {tmp_path}/run/model ..."]
 
 
 @pytest.mark.parametrize("address", ["second", "a name", "id-of-second", "latest", "{run}", "{run}/", "{run}/model"])
