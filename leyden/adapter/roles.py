@@ -13,12 +13,14 @@ doubt. The rules, in order:
    the conversation itself. With instructions of its own it may be the first of the model's messages there.
 4. *Subagent*: a conversation whose first prompt holds a text of the arguments of a tool call, made before it, and whose
    last answer is in the result of that tool call; or, for a task in the background, in a later result of the same
-   conversation, or in a user's message that it had not before. The conversation that made the tool call is its parent.
+   conversation, or in a user's message that it had not before. Of one that broke off, because its last call failed, the
+   tool call has any result. The conversation that made the tool call is its parent.
    A conversation with its instructions that had the text anyway is another try of the same task.
 5. *Auxiliary*: a call without tools and with instructions of its own, in an attempt whose agent has tools; it continues
    no call, and no call continues it or has its answer; and its instructions ask for a title, a summary or a name of
    the conversation, or whether its topic is new, or match an expression that the record of the program names
-   (`leyden.auxiliary`). A call for a short title may have the conversation as its messages.
+   (`leyden.auxiliary`). A call for a short title may have the conversation as its messages, and so may one for a
+   summary, if the conversation goes on without it.
 
 In an attempt without tools a call has another role only if the program says it, or if it failed. A call is part of the
 conversation that it continues (`merging.continued_call`); what follows a compaction is part of the conversation before
@@ -125,7 +127,7 @@ def call_roles(calls: Sequence[ModelCallView], spans: Sequence[Span]) -> list[Ro
     found = [RoleOfCall("discarded", "discarded") if call.failed else RoleOfCall("agent") for call in calls]
     if any(call.tools for call in calls):
         answered = [index for index, call in enumerate(calls) if not call.failed]
-        threads = _Threads([calls[index] for index in answered])
+        threads = _Threads([calls[index] for index in answered], [call for call in calls if call.failed])
         for index, role in zip(answered, threads.roles(spans), strict=True):
             found[index] = role
     said = {span.span_id: str(role) for span in spans if (role := span.attributes.get(semconv.ROLE)) is not None}
@@ -208,8 +210,10 @@ class _ToolCall:
 class _Threads:
     """The answered calls of an attempt whose agent has tools, as conversations."""
 
-    def __init__(self, views: Sequence[ModelCallView]) -> None:
+    def __init__(self, views: Sequence[ModelCallView], failed: Sequence[ModelCallView] = ()) -> None:
+        """failed: the calls of the attempt that were not answered, which show where a conversation broke off."""
         self.calls: list[_Call] = []
+        self._failed = [ComparableCall(view, index) for index, view in enumerate(failed)]
         compared: list[ComparableCall] = []
         for index, view in enumerate(views):
             mine = ComparableCall(view, index)
@@ -335,6 +339,9 @@ class _Threads:
             if not handed or not any(answers):
                 continue
             caller = self._answered_to(last, answers, handed)
+            if caller is None and any(each.extends(last.compared) for each in self._failed):
+                results = (key for later in self.calls[last.index + 1 :] for key, _ in later.results)
+                caller = next((handed[key] for key in results if key in handed), None)
             if caller is None:
                 first.doubt = "its prompt is from a tool call, and no result of the tool has its conversation's answer"
                 continue
@@ -366,6 +373,10 @@ class _Threads:
                         return handed.get(key) or threads[later.thread]
         return None
 
+    def _goes_on(self, call: _Call) -> bool:
+        """Return whether a call's conversation goes on after it."""
+        return any(each.thread == call.thread and each.view.tools for each in self.calls[call.index + 1 :])
+
     def _find_auxiliary(self, patterns: Sequence[re.Pattern[str]]) -> None:
         own = {call.instructions or call.opening for call in self.calls if call.view.tools}
         for call in self.calls:
@@ -378,7 +389,7 @@ class _Threads:
             if (
                 is_title
                 or any(pattern.search(asks) for pattern in patterns)
-                or (call.continues is None and _ASKS.search(asks))
+                or (_ASKS.search(asks) and (call.continues is None or self._goes_on(call)))
             ):
                 call.role, call.doubt = "auxiliary", None
             else:

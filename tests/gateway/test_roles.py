@@ -115,6 +115,24 @@ TRANSCRIPTS: dict[str, list[Call]] = {
         helper(LEFT, (), FOUND_LEFT, role="agent"),
         agent((("user", f"Somebody wrote: {FOUND_LEFT}"), sends("t1", LEFT), ("got", "t1", "sent")), DONE),
     ],
+    "a subagent that broke off": [
+        agent((), sends("t1", LEFT)),
+        helper(LEFT, (), GREP),
+        helper(LEFT, (GREP, HITS), "The left half of the file splits", role="discarded", is_cut=True),
+        agent((sends("t1", LEFT), ("got", "t1", "Subagent execution failed.")), DONE),
+    ],
+    "a summary that the conversation did not take": [
+        agent((), LOOK),
+        Call(
+            "auxiliary",
+            SUMMARIZER,
+            (TASK, LOOK, SEEN, ("user", "Now give the summary.")),
+            SUMMARY,
+            tools=False,
+        ),
+        agent((LOOK, SEEN), GREP),
+        agent((LOOK, SEEN, GREP, HITS), DONE),
+    ],
     "nested subagents": [
         agent((), sends("t1", LEFT)),
         helper(LEFT, (), sends("t2", DEEP)),
