@@ -379,7 +379,8 @@ class Builder:
         if isinstance(origin, type):
             names = self.registry_of(origin)
             of = f" ({', '.join(component_names(names))})" if names else ""
-            return f"a mapping of the options of {origin.__name__}" if is_data(origin) else f"a {origin.__name__}{of}"
+            whose = "a mapping of the options of" if is_data(origin) else "the name of a component or its options:"
+            return f"{whose} {origin.__name__}{'' if is_data(origin) else of}"
         return str(kind)
 
     def error(self, path: OptionPath, message: str) -> ConfigError:

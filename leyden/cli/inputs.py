@@ -45,6 +45,8 @@ def load_object(spec: str, *, command: str) -> Any:
     inside the module is raised as it is.
     """
     source, _, name = spec.rpartition(":")
+    if not source.strip(".") or not name.strip("."):
+        raise ConfigError(f"{spec!r} names no object of a module; write module:name or file.py:name")
     module = _module(source, command)
     try:
         return functools.reduce(getattr, name.split("."), module)

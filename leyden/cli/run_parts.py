@@ -19,6 +19,7 @@ from leyden._lib.config_file import ConfigFile, parse_value, read_config_file
 from leyden._lib.json import is_list, is_object
 from leyden._lib.text import text_of
 from leyden.cli.inputs import load_agent, load_object, load_tasks
+from leyden.engine.source import require_source
 from leyden.errors import HIDDEN, ConfigError
 from leyden.training.runs import open_run
 from leyden.training.runs.run_description import hides
@@ -186,6 +187,9 @@ class Job:
     def check(self) -> None:
         """Raise ConfigError for any mistake that can be found without starting something."""
         self.trainer.check(*self.given)
+        model = self.trainer.algorithm and self.trainer.algorithm.trained_model() if len(self.given) > 1 else None
+        if isinstance(model, str | Path):
+            require_source(model)
 
     def run(self, *, resume: bool = False) -> Any:
         return self.trainer.fit(*self.given, resume=resume)
@@ -219,6 +223,8 @@ def _training(start: Start, builder: Builder) -> Job:
         raise builder.error(("trainer", old[0]), "that is an old name; use n_runners, max_rollouts and adapter")
     if "algorithm" in options:
         raise builder.error(("trainer", "algorithm"), "the algorithm is a section of its own; move it out of trainer")
+    if is_mapping(store := options.get("store")):
+        options["store"] = {"type": "sqlite", **store}
     given = builder.options(Trainer, options, ("trainer",))
     if settings.get("algorithm") is not None:
         given["algorithm"] = builder.value(Algorithm, settings["algorithm"], ("algorithm",))

@@ -29,7 +29,7 @@ from leyden.cli.run_views import COLOURS, as_data
 from leyden.errors import ConfigError
 from leyden.training.runs import open_run
 from leyden.training.runs.folder import MANIFEST, RUNS
-from leyden.training.runs.run_description import without_secrets
+from leyden.training.runs.run_description import hides, without_secrets
 from leyden.training.runs.start import option_value
 
 _MAX_RUNS = 1000
@@ -66,6 +66,8 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigError(
                 f"--sweep is {text!r}; write --sweep PATH=VALUE,VALUE, such as optim.learning_rate=1e-4,3e-4"
             )
+        if hides(path):
+            raise ConfigError(f"--sweep {path} would show a secret in names of runs; sweep another option")
         if path in found or any(value in listed[:place] for place, value in enumerate(listed)):
             raise ConfigError(f"--sweep {path} has a value twice; give each once")
         found[path] = listed
@@ -112,17 +114,20 @@ def _members(read: Callable[[Mapping[str, Any]], Start], values: Mapping[str, li
     products = list(itertools.islice(itertools.product(*values.values()), _MAX_RUNS + 1))
     if len(products) > _MAX_RUNS:
         raise ConfigError(f"--sweep makes more than {_MAX_RUNS:,} runs; give fewer values")
+    names = [path.rpartition(".")[2] for path in values]
+    if len(set(names)) < len(names):
+        names = list(values)
     members: list[_Member] = []
     for product in products:
         overrides = dict(zip(values, without_secrets(product), strict=True))
-        label = ", ".join(f"{path.rpartition('.')[2]}={_text(value)}" for path, value in overrides.items())
+        label = ", ".join(f"{name}={_text(value)}" for name, value in zip(names, overrides.values(), strict=True))
         start = read(overrides)
         try:
             with chdir(start.folder):
                 job_of(start).check()
         except ConfigError as error:
             raise ConfigError(f"{label}: {error}") from error
-        content = json.dumps([start.source, without_secrets(start.settings)], sort_keys=True)
+        content = json.dumps([start.source, label, without_secrets(start.settings)], sort_keys=True)
         stem = Path(start.source.rpartition(":")[0] or start.source).stem
         slug = re.sub(r"[^\w.=+-]+", "_", label)[:80]
         folder = RUNS / f"{stem}-{slug}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"

@@ -12,7 +12,6 @@ import importlib
 import json
 import logging
 import pickle
-import re
 import shutil
 import threading
 from collections.abc import Generator
@@ -30,7 +29,16 @@ from leyden.engine.context import context_of
 from leyden.engine.gguf import METADATA, imported
 from leyden.engine.lora import add_adapter, merge, merged, write_adapter
 from leyden.engine.policy_backend import LoRA, SharedWeights
-from leyden.engine.source import ADAPTER, BASE, BaseModel, model_digest, model_files, remedy, why_not_loadable
+from leyden.engine.source import (
+    ADAPTER,
+    BASE,
+    BaseModel,
+    model_digest,
+    model_files,
+    remedy,
+    require_source,
+    why_not_loadable,
+)
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
@@ -38,7 +46,6 @@ logger = logging.getLogger("leyden.engine")
 
 _loading = threading.Lock()
 """Held while transformers loads or saves a model."""
-_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +271,8 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
 
     Raise EngineError, which names the class and the folder, if loading fails.
     """
+    require_source(name)
     exists = Path(name).exists()
-    if not exists and not (isinstance(name, str) and _HUB_NAME.fullmatch(name)):
-        raise EngineError(
-            f"there is no folder {str(name)!r} to load a model from (looked for {Path(name).absolute()}); "
-            "give an existing folder, or a hub name such as 'Qwen/Qwen3-0.6B'"
-        )
     with _one_at_a_time():
         try:
             # Code that comes with a model is never run, and transformers must not ask on a terminal

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from leyden.errors import EngineError
 
+_HUB_NAME: Final = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors")
 """The files of an adapter, as the package peft names them."""
 BASE: Final = "base_model.json"
@@ -72,6 +74,15 @@ def model_digest(folder: Path) -> str:
 def remedy(adapter: str | Path) -> str:
     """Return how to go on with an adapter whose base model is not where it was."""
     return f"put it back, or give its place now: leyden models export {adapter} FOLDER --base PLACE"
+
+
+def require_source(name: str | Path) -> None:
+    """Raise EngineError unless a model may be found there: in a folder that exists, or by a hub name."""
+    if not Path(name).exists() and not (isinstance(name, str) and _HUB_NAME.fullmatch(name)):
+        raise EngineError(
+            f"there is no folder {str(name)!r} to load a model from (looked for {Path(name).absolute()}); "
+            "give an existing folder, or a hub name such as 'Qwen/Qwen3-0.6B'"
+        )
 
 
 def why_not_loadable(source: str | Path) -> str:
