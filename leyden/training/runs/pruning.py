@@ -7,6 +7,7 @@ resources that have a label. What cannot be read cannot be shown to need nothing
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -33,6 +34,9 @@ _PARTS = {
 }
 """The names of a run's own files, by what they are. `run.json` is the last, so that a run of which a part is removed is
 still listed, and can be pruned again."""
+
+_READ_SECONDS = 10.0
+"""Seconds within which a store must have answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,15 @@ def choose_runs(
         if (not states or run.state in states) and (days is None or time.time() - _end_of(run) >= days * 86_400)
     ]
     needed, texts = dict[Path | None, str](), dict[Path | None, str]()  # by folder, as a copy has the same id
+    unreadable = dict[str, str]()
     for run in runs:
-        try:
-            labels, trouble = _labels_of(run), None
-        except LeydenError as error:
-            labels, trouble = list[tuple[str, str]](), f"its store cannot be read: {error}"
+        url, labels = str(run.record.config.get("store") or run.directory), list[tuple[str, str]]()
+        if url not in unreadable:
+            try:
+                labels = _labels_of(run)
+            except (LeydenError, TimeoutError) as error:  # other runs in the same store are spared the wait
+                unreadable[url] = f"its store cannot be read: {str(error) or f'{url} does not answer'}"
+        trouble = unreadable.get(url)
         texts[run.directory] = "\n".join([_text_of(run), *(text for _, text in labels)])
         if run in chosen and (reason := _own_reason(run, [name for name, _ in labels]) or trouble) is not None:
             needed[run.directory] = reason
@@ -121,11 +129,12 @@ def _labels_of(run: RecordedRun) -> list[tuple[str, str]]:
 
     async def read(store: LightningStore) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
-        for label in await store.get_labels():
-            version = await store.get_resources_by_id(label.resources_id, version=label.version)
-            is_own = own or version.author == run.record.run_id
-            if is_own and label.label != best_label(run.record.run_id):
-                found.append((label.label, version.model_dump_json()))
+        async with asyncio.timeout(_READ_SECONDS):
+            for label in await store.get_labels():
+                version = await store.get_resources_by_id(label.resources_id, version=label.version)
+                is_own = own or version.author == run.record.run_id
+                if is_own and label.label != best_label(run.record.run_id):
+                    found.append((label.label, version.model_dump_json()))
         return found
 
     return run.read_store(read)

@@ -194,3 +194,21 @@ def test_a_removal_that_fails_in_the_middle_leaves_a_run_that_is_listed_and_can_
     assert not (tmp_path / "run" / "checkpoints").exists() and plan(tmp_path) == {"run": None}
     monkeypatch.undo()
     assert remove_run(open_run(tmp_path / "run")) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_does_not_answer_keeps_its_runs_and_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.training.runs.pruning._READ_SECONDS", 1.0)
+    with socket.socket() as server:  # it accepts connections and never answers
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name in ("a", "b", "c"):
+            make(tmp_path, name, store=url)
+        make(tmp_path, "other")
+        began = time.monotonic()
+        found = plan(tmp_path)
+        assert time.monotonic() - began < 20
+    reason = f"its store cannot be read: {url} does not answer"
+    assert found == {"a": reason, "b": reason, "c": reason, "other": None}
