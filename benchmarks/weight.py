@@ -1,9 +1,9 @@
 """What a bare install of Leyden weighs: packages and megabytes beyond pip, and the time until `import leyden` and `leyden --help` are done.
 
-The wheel is built from the working tree and installed into an empty environment, with the newest dependencies of the index. Sizes are
-those of all files of site-packages, less pip's; bytecode is left out beside the peer, whose environment was installed without. Every
-timed program is a process of its own and had run once before, so that bytecode and files are at hand; the sides take turns. The floor is
-Python itself, `python -c pass`. The peer is all that its bare install brings, at its pinned versions.
+The wheel is built from the working tree. It and the peer are each installed by pip into an empty environment of one Python, with the newest
+dependencies of the index. Sizes are those of all files of site-packages, less pip's. pip writes bytecode; other installers do not, so both
+sizes are rows. Every timed program is a process of its own and had run once before; the sides take turns. The floor is Python itself,
+`python -c pass`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from benchmarks.fit import paired
 from benchmarks.harness import Peer, PeerFailed, Row, Sample, cpu_seconds, summary
 from tools import release
 
-PEER = "bench-agentlightning"
+PEER_PACKAGE, PEER_VERSION, PEER_COMMAND = "agentlightning", "1.0.2", "agl-server"
+PYTHONS = ("python3.13", "python3.12")
+"""Interpreters that the peer runs on, after the one that LEYDEN_WEIGHT_PYTHON names. Without any of them Leyden is measured alone."""
 RUNS = 15
 HEADLINES = ()
 WEIGHED = """
@@ -30,7 +33,7 @@ import json, sysconfig
 from importlib.metadata import distributions
 from pathlib import Path
 pip = {"pip", "setuptools", "wheel"}
-beyond = {d.name: d for d in distributions() if d.name.lower() not in pip}
+beyond = [d for d in distributions() if d.name.lower() not in pip]
 root = Path(sysconfig.get_path("purelib"))
 own = ("pip", "setuptools", "_distutils_hack", "pkg_resources", "wheel")
 files = [f for f in root.rglob("*") if f.is_file() and not f.relative_to(root).parts[0].startswith(own)]
@@ -41,40 +44,57 @@ print(json.dumps([len(beyond), sum(n for n, _ in sizes), sum(n for n, code in si
 
 def main(peer: Peer | None) -> list[Row]:
     with tempfile.TemporaryDirectory() as temporary:
-        python = bare_install(Path(temporary))
-        return [*weights(python, peer), *times(python, peer)]
+        folder = Path(temporary)
+        release.copy_source(release.ROOT, folder / "source")
+        (wheel,) = release.build(folder / "source", folder / "files", "wheel")
+        other = None
+        interpreter = next(
+            (path for name in (os.environ.get("LEYDEN_WEIGHT_PYTHON", ""), *PYTHONS) if (path := runs(name))), None
+        )
+        if interpreter is not None:
+            try:
+                python = bare_install(interpreter, folder / "peer", f"{PEER_PACKAGE}=={PEER_VERSION}")
+                other = Peer(f"{PEER_PACKAGE} {PEER_VERSION}", python)
+            except subprocess.CalledProcessError as failed:
+                print(f"Measuring Leyden alone: {failed}", flush=True)
+        python = bare_install(interpreter or sys.executable, folder / "leyden", str(wheel))
+        return [*weights(python, other), *times(python, other)]
 
 
-def bare_install(folder: Path) -> Path:
-    """Install the working tree's wheel as a user would, and return the environment's Python."""
-    tree, files, environment = folder / "source", folder / "files", folder / "environment"
-    release.copy_source(release.ROOT, tree)
-    (wheel,) = release.build(tree, files, "wheel")
-    venv.create(environment, with_pip=True, symlinks=True)
+def runs(name: str) -> str | None:
+    """Return the path of an interpreter that is installed and starts."""
+    path = shutil.which(name)
+    return path if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0 else None
+
+
+def bare_install(interpreter: str, environment: Path, requirement: str) -> Path:
+    """Install a package as a user would, and return the environment's Python."""
+    subprocess.run([interpreter, "-m", "venv", environment], check=True)
     python = environment / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement], check=True)
     return python
 
 
 def weights(python: Path, peer: Peer | None) -> list[Row]:
-    packages, all_bytes, n_bytes = weighed(python)
-    theirs = weighed(peer.python) if peer else None
-
-    def row(name: str, unit: str, ours: float, other: float | None) -> Row:
-        sides = ([Sample(value, 0.0)] for value in (ours, other) if value is not None)
-        return summary(name, unit, next(sides), next(sides, []), peer and peer.name, higher_is_better=False)
-
+    ours, theirs = weighed(python), weighed(peer.python) if peer else None
+    units = ("bare install, beyond pip", "packages"), ("bare install, beyond pip", "MB"), ("without bytecode", "MB")
     return [
-        row("bare install, beyond pip", "packages", packages, theirs and theirs[0]),
-        row("bare install, beyond pip", "MB", all_bytes / 1e6, None),
-        row("bare install, without bytecode", "MB", n_bytes / 1e6, theirs and theirs[2] / 1e6),
+        summary(
+            name,
+            unit,
+            [Sample(ours[at], 0.0)],
+            [] if theirs is None else [Sample(theirs[at], 0.0)],
+            peer and peer.name,
+            higher_is_better=False,
+        )
+        for at, (name, unit) in enumerate(units)
     ]
 
 
-def weighed(python: Path) -> tuple[int, int, int]:
-    """Packages, bytes, and bytes without bytecode, all without pip."""
-    packages, all_bytes, n_bytes = json.loads(subprocess.check_output([python, "-I", "-c", WEIGHED], text=True))
-    return packages, all_bytes, n_bytes
+def weighed(python: Path) -> tuple[int, float, float]:
+    """Packages, megabytes, and megabytes without bytecode, all beyond pip."""
+    packages, n_bytes, without = json.loads(subprocess.check_output([python, "-I", "-c", WEIGHED], text=True))
+    return packages, n_bytes / 1e6, without / 1e6
 
 
 def times(python: Path, peer: Peer | None) -> list[Row]:
@@ -82,14 +102,20 @@ def times(python: Path, peer: Peer | None) -> list[Row]:
         "python -c pass": [python, "-c", "pass"],
         "import leyden": [python, "-c", "import leyden"],
         "import leyden.rl": [python, "-c", "import leyden.rl"],
+        "from leyden.store import LightningStoreClient": [
+            python,
+            "-c",
+            "from leyden.store import LightningStoreClient",
+        ],
+        "from leyden import Trainer, LLMProxy": [python, "-c", "from leyden import Trainer, LLMProxy"],
         "leyden --help": [python.with_name("leyden"), "--help"],
     }
     wall: dict[str, list[Sample]] = {}
     sides = {name: starter(command, wall.setdefault(name, [])) for name, command in programs.items()}
     if peer is not None:
         other = {
-            "import leyden": [peer.python, "-c", "import agentlightning"],
-            "leyden --help": [peer.python.with_name("agl"), "--help"],
+            "from leyden.store import LightningStoreClient": [peer.python, "-c", f"import {PEER_PACKAGE}.client"],
+            "leyden --help": [peer.python.with_name(PEER_COMMAND), "--help"],
         }
         sides |= {f"{name}, peer": starter(each, wall.setdefault(f"{name}, peer", [])) for name, each in other.items()}
     cpu = paired(sides, runs=RUNS)
