@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSION_FILE = "leyden/__init__.py"
 MAX_WHEEL_BYTES = 4_000_000
 LARGE_BYTES = 200_000
-LARGE_FILES = {"leyden/cli/demo/weights/model.safetensors"}
+LARGE_FILES = {"leyden/cli/demo/weights/model.safetensors", "leyden/cli/project/model/model.safetensors"}
 """The files of a package that may be larger than LARGE_BYTES."""
 UNWANTED = re.compile(r"(^|/)(tests?|__pycache__|node_modules|\.[^/]+)(/|$)|\.(pyc|orig|rej|log|sqlite|db)$")
 REQUIRED = ("Summary", "Author", "License-Expression", "License-File", "Keywords", "Requires-Python", "Classifier")
