@@ -99,19 +99,20 @@ class Emulator:
         if self.cuts:
             self.lines = [line[:columns] for line in self.lines]
         elif columns != self.columns:
-            while self.row < len(self.lines) - 1 and not self.lines[-1]:
-                del self.lines[-1], self.continued[-1]
             whole: list[list[str]] = []
-            for line, continued in zip(self.lines, self.continued, strict=True):
+            cursor = (0, 0)
+            for row, (line, continued) in enumerate(zip(self.lines, self.continued, strict=True)):
                 whole = [*whole[:-1], whole[-1] + line] if continued else [*whole, line]
-            at_end = self.row == len(self.lines) - 1
-            assert at_end, "only a cursor in the last line is followed through a resize"
+                if row == self.row:
+                    cursor = len(whole) - 1, len(whole[-1]) - len(line) + self.column
             self.lines, self.continued = [], []
-            for line in whole:
+            for number, line in enumerate(whole):
+                if number == cursor[0]:
+                    self.row, self.column = len(self.lines) + cursor[1] // columns, cursor[1] % columns
                 for start in range(0, max(1, len(line)), columns):
                     self.lines.append(line[start : start + columns])
                     self.continued.append(start > 0)
-            self.row, self.column = len(self.lines) - 1, len(self.lines[-1])
+        del self.lines[max(self.row + 1, self.row + rows) :], self.continued[max(self.row + 1, self.row + rows) :]
         self.columns, self.rows = columns, rows
         self.column = min(self.column, columns)
 
@@ -184,11 +185,11 @@ class Program:
                 return
 
     def wait_for(self, condition: Callable[[list[str]], object], what: str = "the screen") -> list[str]:
-        """Wait until a condition holds for the rows of the screen, and return them."""
+        """Wait until a condition holds for the rows of the screen that are not empty, and return them."""
         deadline = time.monotonic() + 30
         while True:
             with self._lock:
-                shown = self.emulator.screen
+                shown = [row for row in self.emulator.screen if row]
             if condition(shown):
                 return shown
             assert time.monotonic() < deadline, f"{what}: {shown}"

@@ -10,6 +10,7 @@ thread dies with the terminal, it hides the cursor, and it leaves copies behind 
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import logging
 import os
@@ -21,8 +22,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from html import escape
 from typing import Any, TextIO
-
-from rich.cells import cell_len
 
 from leyden._lib.formatting import harmless, is_on_terminal, printable_on
 from leyden.training.live_view import Line, RunView
@@ -74,29 +73,33 @@ class _Ticks:
 
 
 class Terminal:
-    """Shows the lines of a state at the bottom of a terminal. What the program prints appears above them."""
+    """Shows the lines of a state at the bottom of a terminal. What the program prints appears above them.
+
+    Between two redraws the cursor stands in an empty line above them. So a child process that writes to the terminal
+    itself writes there, and the next redraw begins behind that: nothing of it is lost, though a burst of lines ends in
+    remains of the view. And a resize, which moves and breaks the lines below the cursor, does not matter.
+    """
 
     def __init__(self, state: RunView, stream: TextIO) -> None:
         self.state, self._stream = state, stream
         self._lock = threading.RLock()  # a signal handler may print while this thread draws
-        self._drawn: list[int] = []
-        """The columns of each line that is on the terminal; the cursor stands behind the last one."""
-        self._shown: object = None
         self._is_gone = False
         self._has_colours = not os.environ.get("NO_COLOR")
-        # xterm and screen cut lines when they become narrower; other terminals break them into several
-        self._breaks_lines = not any(name in os.environ for name in ("XTERM_VERSION", "STY"))
         self._stack = ExitStack()
         self._stack.enter_context(printing_above(self))
         self.draw()
         self._ticks = _Ticks(self.draw, lambda: _TERMINAL_SECONDS)
+        atexit.register(self.close, keep=True)
 
     def close(self, *, keep: bool) -> None:
-        self._ticks.stop()
-        self._stack.close()
-        with self._lock:
-            self.draw(is_last=True, lines=None if keep else [])
-            self._is_gone = True
+        try:
+            self._ticks.stop()
+            self._stack.close()
+        finally:  # also after a second Ctrl-C
+            with self._lock:
+                self.draw(is_last=True, lines=None if keep else [])
+                self._is_gone = True
+            atexit.unregister(self.close)
 
     def draw(self, above: str = "", *, is_last: bool = False, lines: list[Line] | None = None) -> None:
         """Redraw the lines that stand there. A terminal that fails is not written to again.
@@ -106,7 +109,6 @@ class Terminal:
         """
         with self._lock:
             if self._is_gone or not _in_foreground(self._stream):
-                self._drawn, self._shown = [], None
                 if above:
                     self._stream.write(above)
                     self._stream.flush()
@@ -115,17 +117,15 @@ class Terminal:
             if lines is None:
                 # One column and one line stay free: a full line may break, and a full screen scrolls.
                 lines = self.state.lines(max(1, width - 1), max(1, height - 1))
-            if not above and not is_last and self._shown == (lines, width, height):
-                return
-            rows = sum(-(-columns // width) if self._breaks_lines and columns else 1 for columns in self._drawn)
-            text = [f"\x1b[{rows - 1}A" if rows > 1 else "", "\r" if rows else ""]
-            if above:
-                text += ["\x1b[J", above, "\x1b[0m" if "\x1b" in above else ""]
-            text += ["\x1b[?7l", "\n".join(f"{self._text(line)}\x1b[K" for line in lines), "\x1b[J\x1b[?7h"]
-            self._drawn = [sum(cell_len(piece) for piece, _ in line) for line in lines]
-            self._shown = lines, width, height
+            drawn = [f"{self._text(line)}\x1b[K" for line in lines]
+            text = f"\r\x1b[J{above}\x1b[0m" if above else ""
+            if is_last:
+                text += "\r\x1b[J" + "".join(f"{line}\r\n" for line in drawn)
+            else:
+                up = f"\x1b[{len(drawn)}A" if drawn else ""
+                text += "\x1b[K\x1b[?7l" + "".join(f"\r\n{line}" for line in drawn) + f"\x1b[J{up}\r\x1b[?7h"
             try:
-                self._stream.write("".join(text) + ("\n" if is_last and lines else ""))
+                self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
                 self._is_gone = True
