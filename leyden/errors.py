@@ -229,7 +229,8 @@ class DataQueueClosed(LeydenError, RuntimeError):
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):
-    """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says how to resume."""
+    """The run was stopped by Ctrl-C, SIGTERM or `leyden stop`. All that was finished is kept; the message says how to
+    resume."""
 
 
 class InvalidTrade(LeydenError, ValueError):

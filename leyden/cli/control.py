@@ -145,6 +145,8 @@ def _steer(run: str, requests: list[tuple[str, str | None, Any]], wait: float, *
             echo(
                 f"{answer.command}: asked; the run answers at the end of its step, and leyden show {run} has the answer"
             )
+        elif answer.command == "stop":
+            echo("stopped before it had begun; nothing is left of it" if not directory.exists() else f"it has {state}")
         elif answer.state == "asked":
             echo(f"{answer.command}: the run has ended ({state}) without an answer; a continued run takes what is left")
     if refused and as_json:

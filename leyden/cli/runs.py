@@ -50,10 +50,10 @@ def runs(
 ) -> None:
     """List runs with their algorithm, state and reward.
 
-    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone). The
-    time that it took does not include pauses before a resume. The size is that of its folder. As far as there is room,
-    columns show the options that differ between the runs; `(default)` is an option that a run left alone, and `-` one
-    that it does not have or did not record.
+    A run is `running`, `succeeded`, `failed`, `stopped` (Ctrl-C, `leyden stop`, a limit) or `crashed` (its process
+    is gone). The time that it took does not include pauses before a resume. The size is that of its folder. As far
+    as there is room, columns show the options that differ between the runs; `(default)` is an option that a run
+    left alone, and `-` one that it does not have or did not record.
 
     --prune removes runs that fit all of --older-than, --state and --keep, of which at least one is needed. A run stays
     if it is running, tagged or open, if a label is on its resources, or if a run that stays began from its model or

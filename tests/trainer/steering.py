@@ -26,7 +26,9 @@ def end_all() -> None:
     while STARTED:
         process = STARTED.pop()
         process.kill()
-        process.communicate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def start(kind: str, directory: Path, n_steps: int, **plan: Any) -> subprocess.Popen[str]:

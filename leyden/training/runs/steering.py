@@ -93,7 +93,7 @@ class Steering:
         self._paused: ControlLine | None = None
         self._woken = threading.Event()
         self._wake_loop: Callable[[], object] = self._woken.set
-        self._could_write = True
+        self._could_read = self._could_write = True
         self.stopped: str | None = None
         """Who has stopped the run; None if nobody has."""
 
@@ -138,8 +138,7 @@ class Steering:
         request comes after this.
         """
         with self._lock:
-            with suppress(OSError):
-                self._read()
+            self._read()
             for line in list(self._pending.values()):
                 self._record(line.answer("refused", reason=f"the run has ended ({status})"))
         if not isinstance(self._target, str):
@@ -314,7 +313,17 @@ class Steering:
         )
 
     def _read(self) -> None:
-        for line in self._file.read_new():
+        try:
+            lines = self._file.read_new()
+        except OSError as error:
+            if self._could_read:
+                logger.error(
+                    "%s cannot be read (%s), so nothing can be asked of the run", self._file.path, error.strerror
+                )
+            self._could_read = False
+            return
+        self._could_read = True
+        for line in lines:
             if line.state != "asked":
                 self._answers[line.id] = line
                 self._pending.pop(line.id, None)
