@@ -110,7 +110,7 @@ store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)
 store_commands.command("import")(import_)
 store_commands.command()(upgrade)
-app.add_typer(store_commands, name="store")
+app.add_typer(store_commands, name="store", short_help="Serve a store over HTTP, export or import it.")
 app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts that a prompt optimiser has tried.")
 app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
