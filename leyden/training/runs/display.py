@@ -222,10 +222,14 @@ def _reward(reward: RewardMetrics) -> str:
 
 
 def _validation(summary: RunSummary) -> str:
-    """Return the first and last reward of the validations; an empty text if the line of the reward shows them."""
+    """Return the first and last reward of the validations, and the best one if it is neither; an empty text if the line
+    of the reward shows them.
+    """
     reward = summary.val_reward
     if reward is None or reward == summary.reward:
         return ""
+    if reward.best not in (reward.first, reward.last):
+        return _reward(reward)
     return figure(reward.last) if len(reward.values) < 2 else f"{figure(reward.first)} -> {figure(reward.last)}"
 
 

@@ -93,7 +93,10 @@ def test_the_summary_says_how_a_run_ended_and_where_everything_is(tmp_path: Path
 def test_the_summary_shows_the_reward_of_the_validations_beside_that_of_the_training(tmp_path: Path) -> None:
     several = RewardMetrics(0.41, 0.92, 0.95, 20, (0.41, 0.95, 0.92), (1, 20, 40))
     once = RewardMetrics(0.5, 0.5, 0.5, 1, (0.5,), (1,))
-    assert "validation: 0.41 -> 0.92" in str(summary_of(tmp_path, val_reward=several)).splitlines()
+    assert (
+        "validation: 0.41 -> 0.92, best 0.95 at iteration 20"
+        in str(summary_of(tmp_path, val_reward=several)).splitlines()
+    )
     assert "validation: 0.5" in str(summary_of(tmp_path, val_reward=once)).splitlines()
     html = summary_of(tmp_path, val_reward=several)._repr_html_()
     assert ">validation</th>" in html and "0.41 -&gt; 0.92" in html
