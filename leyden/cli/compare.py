@@ -15,7 +15,7 @@ _SHOWN = 5
 def compare(
     run: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN...", help="Folder, name or id of a run, its beginning, latest, or a store."),
+        typer.Argument(metavar="RUN...", help="Folder, name or id of a run, its beginning, latest, or a store."),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -30,7 +30,7 @@ def compare(
     Examples:
       leyden compare 20260102-101500-ab12 latest
       leyden compare baseline slow fast
-      leyden compare baseline latest --json | jq '.against_first[0].lost[].task'
+      leyden compare baseline latest --json | jq '.against_first[0].lost[]?.task'
     """
     from leyden._lib.formatting import duration, figure, shortened
     from leyden.cli.run_views import as_data, await_server
