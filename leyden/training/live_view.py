@@ -416,14 +416,15 @@ def _shown(value: Any) -> str:
 def _last_answer(spans: Sequence[Span]) -> list[str]:
     """Return the last lines of what the model said in the last call that is recorded; [] if there is none."""
     from leyden.adapter import read_model_call
+    from leyden.adapter.attributes import as_dict, as_list
 
     for span in reversed(spans):
         if (call := read_model_call(span)) is not None and call.output_messages:
-            message = call.output_messages[0]
-            content = message.get("content") or ""
-            text = content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
-            said = [line for line in text[-2000:].splitlines() if line.strip()]
-            tools = [tool.get("function", {}) for tool in message.get("tool_calls") or ()]
+            message = as_dict(call.output_messages[0])
+            content = message.get("content")
+            texts = [content] if isinstance(content, str) else [as_dict(each).get("text") for each in as_list(content)]
+            said = [line for line in " ".join(map(str, filter(None, texts)))[-2000:].splitlines() if line.strip()]
+            tools = [as_dict(as_dict(tool).get("function")) for tool in as_list(message.get("tool_calls"))]
             said += [f"{tool.get('name')}({str(tool.get('arguments'))[:400]})" for tool in tools]
             return [one_line(line).strip() for line in said[-_ANSWER_LINES:]]
     return []

@@ -26,6 +26,8 @@ from typing import Any, TextIO
 from leyden._lib.formatting import harmless, is_on_terminal, printable_on
 from leyden.training.live_view import Line, RunView
 
+logger = logging.getLogger(__name__)
+
 _TERMINAL_SECONDS, _NOTEBOOK_SECONDS = 0.25, 0.5
 """Seconds between two redraws."""
 _NOTEBOOK_SIZE = 100, 16
@@ -116,7 +118,12 @@ class Terminal:
             width, height = _size(self._stream)
             if lines is None:
                 # One column and one line stay free: a full line may break, and a full screen scrolls.
-                lines = self.state.lines(max(1, width - 1), max(1, height - 1))
+                try:
+                    lines = self.state.lines(max(1, width - 1), max(1, height - 1))
+                except Exception:  # whatever prints must not fail because of the view
+                    self._is_gone = True
+                    logger.exception("the live view cannot be drawn and ends; the run goes on")
+                    return self.draw(above)
             drawn = [f"{self._text(line)}\x1b[K" for line in lines]
             text = f"\r\x1b[J{above}\x1b[0m" if above else ""
             if is_last:

@@ -245,6 +245,9 @@ def test_tokens_and_cost_of_a_rollout_that_another_run_paid_for_do_not_count() -
             ['  > sh({"a": 1})'],
         ),
         (said({"content": "\x1b]0;title\x07\u202egnp.exe"}), ["  > ]0;title  gnp.exe"]),
+        (said({"content": 5}), []),
+        (said({"content": [1, "two", None, {"text": 3}], "tool_calls": "junk"}), ["  > 3"]),
+        (said({"content": {"a": 1}, "tool_calls": [None, {"function": 7}]}), ["  > ({})"]),
         (said(), []),
         ([], []),
     ],
@@ -534,6 +537,22 @@ with ProgressBar().job("working"):
     program.type("\n")
     assert program.end() == 0
     assert "bytes" in program.output
+
+
+def test_a_view_that_cannot_be_drawn_says_why_and_the_program_goes_on() -> None:
+    code = f"""{QUIET}
+from leyden.training import ProgressBar
+with ProgressBar().job("working") as bar:
+    bar._run.unit = None
+    bar._run.iteration = "no number"
+    print("printed by the program")
+print("the end")
+"""
+    program = Program(code, 100, 40)
+    assert program.end() == 0
+    assert program.emulator.everything[-1] == "the end"
+    assert "printed by the program" in program.emulator.everything
+    assert any("the live view cannot be drawn" in line for line in program.emulator.everything)
 
 
 def test_a_second_view_on_the_terminal_prints_its_lines_above_the_first() -> None:
