@@ -168,11 +168,17 @@ def _own_paths(directory: Path) -> dict[str, list[Path]]:
 
 
 def _sizes(run: RecordedRun) -> dict[str, int]:
+    """Return the bytes of each part; a file with two names, such as the weights of a checkpoint that is the best one,
+    counts once.
+    """
     assert run.directory is not None
-    return {
-        part: sum(each.lstat().st_size for path in paths for each in (path, *path.rglob("*")) if not each.is_dir())
-        for part, paths in _own_paths(run.directory).items()
-    }
+    sizes, seen = dict[str, int](), set[tuple[int, int]]()
+    for part, paths in _own_paths(run.directory).items():
+        found = [each.lstat() for path in paths for each in (path, *path.rglob("*")) if not each.is_dir()]
+        new = {(each.st_dev, each.st_ino): each.st_size for each in found if (each.st_dev, each.st_ino) not in seen}
+        sizes[part] = sum(new.values())
+        seen.update(new)
+    return sizes
 
 
 def remove_run(run: RecordedRun) -> list[str]:

@@ -52,7 +52,9 @@ def test_runs_are_chosen_by_age_state_and_number(tmp_path: Path) -> None:
 
 
 def test_what_a_removal_frees_is_said_by_part(tmp_path: Path) -> None:
-    make(tmp_path, "run")
+    run = make(tmp_path, "run")
+    (run / "best").mkdir()
+    (run / "best" / "weights").hardlink_to(next(path for path in (run / "checkpoints").rglob("*") if path.is_file()))
     (pruned,), _ = choose_runs(tmp_path, days=1)
     assert pruned.sizes["checkpoints"] == pruned.sizes["model"] == 1000
     assert pruned.sizes["store"] == 0 and pruned.sizes["records"] == (tmp_path / "run" / "run.json").stat().st_size
