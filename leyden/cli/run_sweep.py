@@ -49,7 +49,8 @@ class _Member:
 
     def data(self) -> dict[str, Any]:
         """Return what has come of it, as `leyden runs --json` has it."""
-        facts = {"label": self.label, "overrides": self.overrides, "run": str(self.folder)}
+        facts: dict[str, Any] = {"label": self.label, "overrides": self.overrides, "run": str(self.folder)}
+        facts |= dict.fromkeys(("reward", "val_reward", "seconds"))
         if not (self.folder / MANIFEST).exists():
             return {**facts, "state": "failed" if self.last_line else "not started", "cause": self.last_line or None}
         run = as_data(open_run(self.folder))

@@ -141,6 +141,8 @@ def successes() -> dict[str, tuple[str, ...]]:
     return {
         "init": ("project",),
         "run --dry-run": ("project/train.yaml", "--dry-run"),
+        "run --sweep": ("project/train.yaml", "--sweep", "n_steps=1,2", "--dry-run"),
+        "run --schema": ("--schema",),
         "eval": ("loud.py:agent", "--tasks", "tasks.jsonl", "--run-dir", "evaluated"),
         "runs": (),
         "show RUN": ("latest",),
