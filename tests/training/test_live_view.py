@@ -247,7 +247,7 @@ def test_tokens_and_cost_of_a_rollout_that_another_run_paid_for_do_not_count() -
         (said({"content": "\x1b]0;title\x07\u202egnp.exe"}), ["  > ]0;title  gnp.exe"]),
         (said({"content": 5}), []),
         (said({"content": [1, "two", None, {"text": 3}], "tool_calls": "junk"}), ["  > 3"]),
-        (said({"content": {"a": 1}, "tool_calls": [None, {"function": 7}]}), ["  > ({})"]),
+        (said({"content": {"a": 1}, "tool_calls": [None, {"function": 7}]}), ["  > ({})"] * 2),
         (said(), []),
         ([], []),
     ],
