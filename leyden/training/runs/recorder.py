@@ -66,7 +66,7 @@ class RunRecorder:
         self._steering = steering
         self._rows: list[MetricsRow] = []
         """Rows of this process, for the summary of a run without a folder."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the bar that a report begins reads the rows
         self._reported: ReportedLoop | None = None
         self._own_loop: TrainLoop | None = None
         """The algorithm's own `TrainLoop`; None if it reports its stages itself."""
