@@ -78,7 +78,9 @@ def _module_named(name: str, command: str) -> Any:
         file = Path(*name.split(".")).with_suffix(".py")
         raise ConfigError(f"there is no module {name!r}, neither installed nor as {file} in {Path.cwd()}") from None
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}; correct the line") from error
+        raise ConfigError(
+            f"{error.filename}, line {error.lineno}: {error.msg}; correct the line, or one before it"
+        ) from error
     finally:
         imported_by.reset(importing)
 

@@ -69,7 +69,7 @@ def test_an_agent_is_found_in_a_module_or_a_file(work: Path, spec: str) -> None:
             "needs_more needs the module 'a_module_that_is_not_there', which is not installed; install the",
         ),
         ("nothing_there.py:agent", "nothing_there.py has no 'agent'; define it there, or give another name"),
-        ("mistyped.py:agent", "mistyped.py, line 2: unmatched .*; correct the line"),
+        ("mistyped.py:agent", "mistyped.py, line 2: unmatched .*; correct the line, or one before it"),
     ],
 )
 def test_an_agent_that_cannot_be_found_is_named(work: Path, spec: str, fault: str) -> None:
