@@ -102,7 +102,7 @@ def test_a_harness_is_found_by_its_name(installed: Path):
 def test_leyden_run_takes_them_with_their_options(installed: Path, tmp_path: Path):
     def settings(algorithm: Any) -> Any:
         (tmp_path / "t.yaml").write_text(f"agent: brought_by_another:agent\nval: t.json\nalgorithm: {algorithm}\n")
-        return read_start(str(tmp_path / "t.yaml"), [])
+        return read_start(str(tmp_path / "t.yaml"), {})
 
     (tmp_path / "t.json").write_text("[1]")
     (installed / "brought_by_another.py").write_text(
