@@ -181,6 +181,7 @@ def successes() -> dict[str, tuple[str, ...]]:
 
 
 NOT_RUN = {
+    *("stop", "pause", "resume", "extend", "set"),
     "run",
     "demo",
     "lr-range",
@@ -221,6 +222,11 @@ FAILURES = {
     "plot": ("nothing",),
     "compare": ("nothing", "latest"),
     "note": ("nothing",),
+    "stop": ("nothing",),
+    "pause": ("nothing",),
+    "resume": ("nothing",),
+    "extend": ("nothing", "--steps", "1"),
+    "set": ("nothing", "optim.learning_rate=1"),
     "replay": ("ro-0", "--agent", "nothing:agent"),
     "eval": ("nothing:agent", "--tasks", "tasks.jsonl"),
     "lr-range": ("nothing:agent", "--tasks", "nothing.jsonl", "--model", "nothing"),

@@ -151,7 +151,7 @@ class Follower:
             self.mend_agent()
             return True
         text = " ".join(shown["warnings"])
-        if "answers that were cut by max_tokens" in text:
+        if re.search(r"answers (that )?were cut by max_tokens", text):
             self.option_as_fresh("max_tokens")
         elif "The learning rate (" in text and "may be too large" in text:
             self.lower_rate()
