@@ -22,6 +22,17 @@ def row(kind: HarnessProgram, found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+KINDS = ("agent", "title", "subagent", "summary", "cut stream", "refused")  # as roles.py names them
+
+
+def roles(found: dict[str, Any]) -> list[str]:
+    """Return the cells of a row of roles: the calls of each kind, and how many have the right role."""
+    kinds, right = found["kinds"], found["right"]
+    for kind, other in (("summary", "unused summary"), ("refused", "sent again")):
+        kinds[kind] = kinds.get(kind, 0) + kinds.pop(other, 0)
+    return [*(str(kinds.get(kind) or "-") for kind in KINDS), f"{sum(right.values())} of {sum(kinds.values())}"]
+
+
 def table() -> str:
     lines = [
         "| name | from | version | API | calls exact | turns merged | longest prompt | remarks |",
@@ -32,6 +43,10 @@ def table() -> str:
             lines.append(row(kind, json.loads((ROOT / ".harness" / f"{kind.name}.json").read_text())))
     lines += ["", "| cannot be used | why |", "|---|---|"]
     lines += [f"| `{kind.name}` | {kind.unsupported} |" for kind in PROGRAMS.values() if kind.unsupported]
+    lines += ["", f"| calls of | {' | '.join(KINDS)} | role right |", f"|{'---|' * (len(KINDS) + 2)}"]
+    for kind in PROGRAMS.values():
+        if (file := ROOT / ".harness" / f"{kind.name}.roles.json").exists():
+            lines.append(f"| `{kind.name}` | {' | '.join(roles(json.loads(file.read_text())))} |")
     return "\n".join(lines)
 
 

@@ -20,10 +20,13 @@ from leyden.execution.harness import harness_program
 from leyden.execution.harness.installed import find_program, harness_folder, install, installed_version
 from leyden.execution.harness.programs import PROGRAMS
 
-pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(1800)]
 WORKING = [kind.name for kind in PROGRAMS.values() if not kind.unsupported]
-ROLLOUTS = int(os.environ.get("LEYDEN_HARNESS_ROLLOUTS", "6"))
-"""How many of each program, four at a time."""
+ROLLOUTS = os.environ.get("LEYDEN_HARNESS_ROLLOUTS", "50")
+"""How many of each program at most, four at a time."""
+SECONDS = os.environ.get("LEYDEN_HARNESS_SECONDS", "20")
+"""After how many seconds no more of them begin, so that the group has room in its 20 minutes on two cores. With 1000, each
+program gets all its rollouts."""
 REWRITES = {
     "gptme": "messages[0] is not the earlier call's",
     "code-puppy": "is not the answer that the model gave",
@@ -76,7 +79,7 @@ def ready(name: str) -> Path:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.merge] * (name == "pi")) for name in WORKING])
 def test_a_harness_is_recorded_exactly(name: str) -> None:
     program = ready(name)
-    found = run_alone("program.py", name, str(program), str(ROLLOUTS), "4")
+    found = run_alone("program.py", name, str(program), ROLLOUTS, SECONDS)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(found))
     assert not found["trouble"], (found["trouble"], found["output"])
