@@ -26,7 +26,7 @@ from tools import release
 PEER_PACKAGE, PEER_VERSION, PEER_COMMAND = "agentlightning", "1.0.2", "agl-server"
 PYTHONS = ("python3.13", "python3.12")
 """Interpreters that the peer runs on, after the one that LEYDEN_WEIGHT_PYTHON names. Without any of them Leyden is measured alone."""
-RUNS = 15
+RUNS = 7
 HEADLINES = ()
 WEIGHED = """
 import json, sysconfig
