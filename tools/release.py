@@ -273,7 +273,8 @@ def install(each: Distribution, folder: Path, version: str, environment: Path) -
     python = environment / "bin" / "python"
     own = [f"{each.name}=={version}"] if each is LEYDEN else [f"{LEYDEN.name}=={version}", f"{each.name}=={version}"]
     pip(python, "install", "--no-index", "--no-deps", "--find-links", str(folder), *own)
-    pip(python, "install", "--only-binary", ":all:", *own)
+    wanted = metadata_of(LEYDEN, folder, version).get_all("Requires-Dist") or []  # leyden-compat requires only Leyden
+    pip(python, "install", "--only-binary", ":all:", *(each for each in wanted if "extra ==" not in each))
     pip(python, "check")
     return python
 
