@@ -206,7 +206,7 @@ class Follower:
 
     def line_as_fresh(self, name: str, number: str) -> None:
         lines = (self.folder / name).read_text().splitlines(keepends=True)
-        before = max(0, int(number) - 3)
+        before = max(0, int(number) - 4)
         lines[before : int(number)] = (self.fresh / name).read_text().splitlines(keepends=True)[before : int(number)]
         (self.folder / name).write_text("".join(lines))
 
