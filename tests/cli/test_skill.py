@@ -131,7 +131,7 @@ class Follower:
         yield r"has no '(\w+)'; there are agents: (\w+)", self.replace
         yield r"(\w+\.jsonl), line (\d+) is not JSON.*write one JSON value on each line", self.drop_line
         yield r"(\w+\.jsonl) cannot be read: No such file.*give a file of tasks", self.split_tasks
-        yield r"(\w+\.\w+), line (\d+): .*(?:correct the line|indent with spaces)", self.line_as_fresh
+        yield r"(\w+\.\w+), line (\d+): [^,]*(?:correct the line|indent with spaces)", self.line_as_fresh
         yield r"no agent; .*decorate the function with .*@leyden\.(llm_rollout)", self.decorate
         yield r"add one, such as (agent): (agent\.py:agent)", self.add_line
         yield r"trainer\.(\w+): .*check that the directory can be written to", self.without_option
