@@ -16,7 +16,7 @@ from tests.execution import agents
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'leyden\[ray\]'"):
         ly.Trainer(algorithm="baseline", strategy="ray", store="memory").fit(agents.double, [1])
 
 

@@ -46,7 +46,7 @@ def test_any_other_is_asked_through_litellm_and_recorded_as_text(
 
 @pytest.mark.skipif(INSTALLED, reason="litellm is installed")
 def test_without_litellm_the_entry_is_refused_with_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[litellm\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'leyden\[litellm\]'"):
         UpstreamModel("m", litellm_params={"model": "bedrock/x"})
 
 

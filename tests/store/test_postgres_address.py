@@ -64,7 +64,7 @@ def test_without_psycopg_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "psycopg", None)
     psycopg.cache_clear()
     try:
-        with pytest.raises(ConfigError, match=r"pip install -e '\.\[postgres\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'leyden\[postgres\]'"):
             open_store("postgresql://h/d")
     finally:
         psycopg.cache_clear()

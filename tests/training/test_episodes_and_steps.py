@@ -304,5 +304,5 @@ def test_wrong_options_of_writers_are_refused_with_their_value(tmp_path: Path) -
 def test_a_writer_whose_package_is_not_installed_says_what_to_install(kind: Any, extra: str) -> None:
     if importlib.util.find_spec(extra):
         pytest.skip(f"{extra} is installed")
-    with pytest.raises(ConfigError, match=rf"{kind.__name__} needs {extra}.* pip install -e '\.\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__} needs {extra}.* pip install 'leyden\[{extra}\]'"):
         kind("somewhere")
