@@ -118,6 +118,8 @@ GROUPS = [
     Group("long", "dev", 120, together=True),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/training/rng.py", "leyden/rl/")),
 ]
+ENDING = 20.0
+"""Seconds that pytest may take to report when the time of a group is over."""
 QUICK = Group("quick", "dev", 16, together=True)
 """The tests that belong to no group."""
 
@@ -195,17 +197,20 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["--shard", shard, "-o", f"cache_dir={folder}/cache", *(["--ignore", ignore] if ignore else [])]
+        seconds = ends - began - ENDING  # then pytest ends by itself, and says what has failed so far
+        options += [f"--session-timeout={seconds:.0f}"] if seconds > 1 else []
         command = [environment(group.environment).python, "-m", "pytest", *chosen, *options, "--junitxml", report]
-        trouble = ""
+        trouble, over = "", f"its {max(ends - began, 0) / 60:.1f} minutes are over"
         try:
             status = call([*command, *beside], ends)
             if status == 1 and second_try:
                 failed = json.loads((Path(folder) / "cache/v/cache/lastfailed").read_text())
                 status = call([*command, "--last-failed"], ends)
                 print(*(f"unsteady: {name}" for name in failed if status == 0), sep="\n", flush=True)
-            trouble = "" if status in (0, 1) else f"pytest ended with {status}"
+            is_over = status == 2 and time.monotonic() >= ends - ENDING
+            trouble = over if is_over else "" if status in (0, 1) else f"pytest ended with {status}"
         except subprocess.TimeoutExpired:
-            trouble = f"its {max(ends - began, 0) / 60:.1f} minutes are over"
+            trouble = over
         counts = counts_of(report) if report.exists() else {}
     minutes = round((time.monotonic() - began) / 60, 1)
     return Result(group.name if shard == "1/1" else f"{group.name} {shard}", **counts, minutes=minutes, trouble=trouble)

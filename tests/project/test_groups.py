@@ -163,6 +163,17 @@ def test_a_test_that_fails_is_red_unless_it_may_run_once_more(
     assert run(slow, time.monotonic() + 60, marks="merge", second_try=True).is_good
     assert "unsteady: tests/test_probe.py::test_every_second_time\n" in capfd.readouterr().out
     assert not run(slow, time.monotonic() + 60, second_try=True).is_good
+    probe.write_text(
+        "import pytest, time\n"
+        "@pytest.mark.slow\n"
+        "@pytest.mark.parametrize('number', range(20))\n"
+        "def test_one(number):\n"
+        "    time.sleep(1)\n"
+        "    assert number != 1\n"
+    )
+    monkeypatch.setattr("tests.groups.ENDING", 10.0)
+    late = run(slow, time.monotonic() + 18)
+    assert late.trouble == "its 0.3 minutes are over" and late.failed == 1 and 0 < late.passed < 19
     stopped = run(slow, time.monotonic())
     assert stopped.trouble == "its 0.0 minutes are over"
     assert not stopped.is_good
