@@ -92,7 +92,7 @@ def test_a_wide_and_high_terminal_shows_everything_the_most_important_first() ->
         r"iteration 12/40 ━{5,}─+  reward 0.6  ▁[▁-█]+█  val/reward 0.61 at 10  budget_left 0.71  0:00 left", lines[0]
     )
     assert re.fullmatch(r"  train 48/128 rollouts ━+─+  reward 0.25 so far  24 rollouts/s  72,480 tokens/s", lines[1])
-    assert re.fullmatch(r"queue  16 waiting  8 running  1,208 done  cost 1.204  memory \d+ MB", lines[2])
+    assert re.fullmatch(r"queue  16 waiting  8 running  1,208 done  cost 1.204  memory [\d.]+ [MG]B", lines[2])
     assert lines[3:] == [
         "failed 4: 3 x TimeoutError: no answer in 32 s",
         "          1 x ValueError: no JSON",
