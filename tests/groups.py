@@ -120,7 +120,7 @@ GROUPS = [
 ]
 ENDING = 20.0
 """Seconds that pytest may take to report when the time of a group is over."""
-QUICK = Group("quick", "dev", 16, together=True)
+QUICK = Group("quick", "dev", 18, together=True)
 """The tests that belong to no group."""
 
 
