@@ -14,7 +14,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from leyden.errors import ConfigError, InvalidArgument
 
@@ -324,10 +324,12 @@ def _name(target: Any) -> str:
 class KeepsArguments:
     """A base class whose instances, of any subclass, remember their constructor's arguments."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__new__(cls)
-        made.__dict__["_arguments"] = (args, kwargs)
-        return made
+    if not TYPE_CHECKING:  # a type checker is to see the parameters of the constructor
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            made = super().__new__(cls)
+            made.__dict__["_arguments"] = (args, kwargs)
+            return made
 
 
 def arguments_of(made: object) -> dict[str, Any]:

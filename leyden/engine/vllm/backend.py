@@ -194,7 +194,7 @@ class VLLMBackend(PolicyBackend):
         if url is not None and not url.startswith(("http://", "https://")):
             raise ConfigError(f"url is {url!r}; give the address of a vLLM server, such as 'http://127.0.0.1:8000'")
         made = IsolatedBackend if isolate else EmbeddedBackend
-        options = {**learner, "lora": lora, "dtype": dtype, "max_length": max_length}
+        options: dict[str, Any] = {**learner, "lora": lora, "dtype": dtype, "max_length": max_length}
         self._learner: PolicyBackend = made(
             model, model_name=model_name, max_batch_rows=1, **{k: v for k, v in options.items() if v is not None}
         )
