@@ -56,6 +56,11 @@ def begin_run(
         raise ConfigError(
             f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir"
         )
+    if in_the_way := [name for name in ("model", "model-last", "best") if (directory / name).exists()]:
+        raise ConfigError(
+            f"{directory} has {' and '.join(in_the_way)}, over which the run would write; choose another run_dir, or "
+            f"move {'it' if len(in_the_way) == 1 else 'them'} away"
+        )
     try:
         private_directory(directory)
         (directory / CONTROL).unlink(missing_ok=True)  # of a run whose run.json was removed

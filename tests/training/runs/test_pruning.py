@@ -214,3 +214,12 @@ def test_a_store_that_does_not_answer_keeps_its_runs_and_is_waited_for_once(
         assert time.monotonic() - began < 20
     reason = f"its store cannot be read: {url} does not answer"
     assert found == {"a": reason, "b": reason, "c": reason, "other": None}
+
+
+@pytest.mark.parametrize("name", ["model", "model-last", "best"])
+def test_no_run_begins_where_it_would_write_over_files_of_the_user(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine").write_text("kept")
+    with pytest.raises(ConfigError, match=f"has {name}, over which the run would write; choose another run_dir"):
+        begin_run(tmp_path, config={})
+    assert [path.name for path in tmp_path.iterdir()] == [name]
