@@ -108,9 +108,12 @@ def _setting(text: str) -> tuple[str, Any]:
 
     from leyden._lib.config_file import parse_value
     from leyden.errors import ConfigError
+    from leyden.training.runs.run_description import hides, without_secrets
 
     path, equals, given = text.partition("=")
     path, given = path.strip(), given.strip()
+    if hides(path):
+        raise ConfigError(f"{path} is a secret, which the run's history would show; start a run with it")
     if not equals or not path or not given:
         raise ConfigError(f"{text!r} is no OPTION=VALUE, such as optim.learning_rate=3e-4")
     value = parse_value(given, name=f"the value of {path}")
@@ -120,7 +123,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ConfigError(
             f"{path} is {given}, which is no finite number, and no text, list or mapping of JSON"
         ) from None
-    return path, value
+    return path, without_secrets(value)
 
 
 def _steer(run: str, requests: list[tuple[str, str | None, Any]], wait: float, *, as_json: bool) -> None:

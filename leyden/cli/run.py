@@ -70,7 +70,7 @@ def run(
       leyden run --schema > train.schema.json
     """
     from leyden._lib.logs import setup_logging
-    from leyden.cli.run_parts import read_overrides, read_recorded, read_start
+    from leyden.cli.run_parts import joined, read_overrides, read_recorded, read_start
 
     if schema:
         from leyden.cli.run_schema import run_schema
@@ -83,9 +83,13 @@ def run(
         raise typer.BadParameter("--resume continues one run; give --from RUN, and no --sweep")
     setup_logging("WARNING")
     given = read_overrides(overrides or [])
+    if "trainer.run_dir" in given and (resume or sweep):
+        raise typer.BadParameter(
+            "--set trainer.run_dir: a sweep and a resumed run have folders of their own; leave it out"
+        )
 
     def read(further: Mapping[str, Any]) -> Start:
-        options = {**given, **further}
+        options = joined(given, further)
         return read_recorded(recorded, options, resume=resume) if recorded else read_start(str(target), options)
 
     if sweep:

@@ -69,8 +69,19 @@ def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
         path, equals, value = text.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set is {text!r}; write --set PATH=VALUE, such as trainer.n_runners=4")
-        given[path.strip()] = parse_value(value, name=f"--set {path.strip()}")
+        given = joined(given, {path.strip(): parse_value(value, name=f"--set {path.strip()}")})
     return given
+
+
+def joined(given: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return overrides of which the later ones count, however the option of an earlier one is spelled."""
+    names = {each.removeprefix("algorithm.").removeprefix("vessel.") for each in later}
+    kept = {
+        each: value
+        for each, value in given.items()
+        if each.removeprefix("algorithm.").removeprefix("vessel.") not in names
+    }
+    return {**kept, **later}
 
 
 def read_start(target: str, given: Mapping[str, Any]) -> Start:

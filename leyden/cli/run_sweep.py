@@ -69,7 +69,14 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
             )
         if hides(path):
             raise ConfigError(f"--sweep {path} would show a secret in names of runs; sweep another option")
-        if path in found or any(value in listed[:place] for place, value in enumerate(listed)):
+        if path == "trainer.run_dir":
+            raise ConfigError(
+                "--sweep trainer.run_dir would compare one configuration with itself; sweep another option"
+            )
+        same = path.removeprefix("algorithm.").removeprefix("vessel.")
+        if any(each.removeprefix("algorithm.").removeprefix("vessel.") == same for each in found) or any(
+            value in listed[:place] for place, value in enumerate(listed)
+        ):
             raise ConfigError(f"--sweep {path} has a value twice; give each once")
         found[path] = listed
     return found

@@ -144,3 +144,18 @@ def test_a_narrow_terminal_without_utf_8_and_a_closed_pipe_break_nothing(directo
         lost = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
     assert lost.returncode == 1
     assert b"No space left" in lost.stderr
+
+
+@pytest.mark.parametrize("option", ["password=leak", "algorithm.api_key=leak"])
+def test_a_secret_is_refused_before_it_is_written_to_the_history_of_a_run(option: str) -> None:
+    from leyden.cli.control import _setting
+
+    with pytest.raises(ConfigError, match="is a secret") as refused:
+        _setting(option)
+    assert "leak" not in str(refused.value)
+
+
+def test_a_secret_in_a_mapping_is_hidden_in_the_history_of_a_run() -> None:
+    from leyden.cli.control import _setting
+
+    assert "leak" not in str(_setting("env={API_KEY: leak}"))

@@ -465,3 +465,20 @@ def test_the_schema_names_the_components_with_their_options(said: Said):
     assert schema["$defs"]["OptimParams"]["properties"]["learning_rate"] == {"type": "number"}
     referred = set(re.findall(r'"#/\$defs/([^"]+)"', out))
     assert referred <= set(schema["$defs"])
+
+
+def test_the_last_value_of_an_option_counts_however_it_is_spelled():
+    from leyden.cli.run_parts import joined, read_overrides
+    from leyden.cli.run_sweep import read_sweep
+    from leyden.errors import ConfigError
+
+    texts = ["n_epochs=1", "algorithm.n_epochs=2", "n_epochs=3"]
+    assert read_overrides(texts) == {"n_epochs": 3}
+    assert read_overrides([*texts, "vessel.n_epochs=4"]) == {"vessel.n_epochs": 4}
+    assert joined({"algorithm.n_epochs": 2, "trainer.n_epochs": 1}, {"n_epochs": 4}) == {
+        "trainer.n_epochs": 1,
+        "n_epochs": 4,
+    }
+    for wrong in (["n_epochs=3", "algorithm.n_epochs=5"], ["trainer.run_dir=a,b"]):
+        with pytest.raises(ConfigError):
+            read_sweep(wrong)
