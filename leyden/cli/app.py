@@ -23,6 +23,7 @@ from leyden._lib.extras import extension
 from leyden.cli.compare import compare
 from leyden.cli.control import extend, pause, resume, set_, stop
 from leyden.cli.demo.command import demo
+from leyden.cli.doctor import doctor
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.harness import harness_commands
@@ -92,6 +93,7 @@ app.command(short_help="List runs, with their rewards.")(runs)
 app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
 app.command(short_help="Compare runs: options, rewards, and the tasks that flipped.")(compare)
+app.command(short_help="Name what is wrong with a run, and what to do.")(doctor)
 app.command(short_help="Give a run a note, tags or another name.")(note)
 app.command(short_help="End a run, and keep what it has finished.")(stop)
 app.command(short_help="Let a run wait after its step.")(pause)
