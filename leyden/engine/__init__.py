@@ -31,8 +31,8 @@ from leyden.engine.policy_backend import (
     SamplingParams,
     SharedWeights,
 )
-from leyden.engine.schedules import learning_rate_at
 from leyden.engine.vllm import VLLMBackend, untie_embeddings
+from leyden.objectives.schedules import learning_rate_at
 
 __all__ = [
     "EmbeddedBackend",

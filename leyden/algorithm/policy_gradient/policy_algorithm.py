@@ -35,11 +35,11 @@ from leyden.engine import EngineRegistry
 from leyden.engine.footprint import check_room
 from leyden.engine.isolated import IsolatedBackend, Visitor
 from leyden.engine.policy_backend import ForwardBackwardResult, OptimParams, PolicyBackend
-from leyden.engine.schedules import check_learning_rate_schedule, default_learning_rate, learning_rate_at
 from leyden.engine.source import BaseModel
 from leyden.errors import CheckpointError, ConfigError, InvalidArgument, PolicyDiverged
 from leyden.gateway import LLMProxy, hosted
 from leyden.objectives.losses import Loss
+from leyden.objectives.schedules import check_learning_rate_schedule, default_learning_rate, learning_rate_at
 from leyden.training.runs.run_description import weights_of
 from leyden.types import (
     LLM,
@@ -68,7 +68,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         options, such as {"type": "vllm", "model": FOLDER}.
     n_steps: steps in all.
     optim: parameters of the optimizer; None: `OptimParams()` with the learning rate that suits the model's size
-        (`leyden.engine.schedules.default_learning_rate`).
+        (`leyden.objectives.schedules.default_learning_rate`).
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     schedule: how the learning rate continues: "constant", "linear" or "cosine".
     final_fraction: the learning rate of the last step, as a fraction of the full one; for the schedules "linear" and

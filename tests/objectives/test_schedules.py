@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.engine.schedules import SCHEDULES, default_learning_rate, learning_rate_at
 from leyden.errors import ConfigError
+from leyden.objectives.schedules import SCHEDULES, default_learning_rate, learning_rate_at
 
 
 def rates(total: int, **options: Any) -> list[float]:
