@@ -33,10 +33,11 @@ def compare(
       leyden compare baseline latest --json | jq '.against_first[0].lost[]?.task'
     """
     from leyden._lib.formatting import duration, figure, shortened
-    from leyden.cli.run_views import as_data, await_server
+    from leyden.cli.run_views import await_server
     from leyden.errors import ConfigError
     from leyden.training.runs import open_run
     from leyden.training.runs.comparison import compare_runs
+    from leyden.training.runs.overview import as_data
     from leyden.training.runs.run_options import value_text
 
     if len(run) < 2:

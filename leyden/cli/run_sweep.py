@@ -25,10 +25,11 @@ from leyden._lib.host.child import Command
 from leyden._lib.json import is_list
 from leyden.cli.output import Coloured, Column, echo, echo_json, echo_table
 from leyden.cli.run_parts import Start, job_of
-from leyden.cli.run_views import COLOURS, as_data
+from leyden.cli.run_views import COLOURS
 from leyden.errors import ConfigError
 from leyden.training.runs import open_run
 from leyden.training.runs.folder import MANIFEST, RUNS
+from leyden.training.runs.overview import as_data
 from leyden.training.runs.run_description import hides, without_secrets
 from leyden.training.runs.start import option_value
 

@@ -73,9 +73,10 @@ def runs(
 
     from leyden._lib.options import nearest
     from leyden.cli.prune import prune as prune_runs
-    from leyden.cli.run_views import as_data, open_runs
+    from leyden.cli.run_views import open_runs
     from leyden.errors import ConfigError, LeydenError
     from leyden.training.runs.folder import RunState
+    from leyden.training.runs.overview import as_data
     from leyden.training.runs.pruning import choose_runs
     from leyden.training.runs.recorded_runs import find_runs
     from leyden.training.runs.run_options import column_of

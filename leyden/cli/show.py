@@ -94,10 +94,10 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from leyden.cli.run_views import as_data, control_of, newest_metrics, paused_of, warnings_of
     from leyden.errors import LeydenError
     from leyden.training.runs.display import rollout_counts
     from leyden.training.runs.folder import size_text
+    from leyden.training.runs.overview import as_data, control_of, newest_metrics, paused_of, warnings_of
     from leyden.training.runs.rollouts import count_by_status, failures_of, group_failures
 
     counts, trouble = dict[str, int](), None
@@ -167,20 +167,18 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 def _print_head(run: RecordedRun) -> None:
     """Print the run's name, state, time, algorithm, tasks and rewards, as far as it has them."""
     from leyden._lib.formatting import duration, figure
-    from leyden.cli.run_views import (
-        COLOURS,
-        age,
+    from leyden.cli.run_views import COLOURS, age, reward_text
+    from leyden.training.runs.chart import sparkline
+    from leyden.training.runs.control import in_words
+    from leyden.training.runs.overview import (
         as_data,
         budget_left,
         control_of,
         newest_metrics,
         part_of,
         paused_of,
-        reward_text,
         seconds_of,
     )
-    from leyden.training.runs.chart import sparkline
-    from leyden.training.runs.control import in_words
     from leyden.training.runs.run_description import command_of
     from leyden.training.runs.run_options import changed_of, value_text
 
