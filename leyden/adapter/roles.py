@@ -10,7 +10,8 @@ doubt. The rules, in order:
    had ended, has the same messages, options and tools, and only the later answer comes back in a prompt.
 3. *Compaction*: an answer without tool calls, to the messages of a conversation or to a text of them, that was asked
    to sum up, and stands at the beginning of a later prompt with the same instructions or tools, which does not continue
-   the conversation itself. With instructions of its own it may be the first of the model's messages there.
+   the conversation itself. With instructions of its own it may be the first of the model's messages there. A prompt
+   may also keep the first messages of the conversation, and have the answer in place of the next ones.
 4. *Subagent*: a conversation whose first prompt holds a text of the arguments of a tool call, made before it, and whose
    last answer is in the result of that tool call; or, for a task in the background, in a later result of the same
    conversation, or in a user's message that it had not before. Of one that broke off, because its last call failed, the
@@ -306,23 +307,39 @@ class _Threads:
         for call in self.calls:
             if not call.answer or call.made or not _is_asked_to_sum_up(call, own):
                 continue
-            before = call.continues
-            for each in reversed(self.calls[: call.index]) if before is None else ():
-                if _is_quoted(each, call.asked) or _has_beginning(call, each):
-                    before = each
-                    break
-            if before is None:
+            earlier = [call.continues] if call.continues is not None else reversed(self.calls[: call.index])
+            candidates = [
+                each
+                for each in earlier
+                if each is call.continues or _is_quoted(each, call.asked) or _has_beginning(call, each)
+            ]
+            with_it = [
+                (later, _begins_with_summary(later, call, own), _place_of_summary(later, call, own))
+                for later in (self.calls[call.index + 1 :] if candidates else ())
+                if not later.compared.extends(call.compared)
+            ]
+            with_it = [each for each in with_it if each[1] or each[2] is not None]
+            used = [
+                (before, later)
+                for before in candidates
+                for later, is_first, place in with_it
+                if (later.instructions == before.instructions or later.tools == before.tools != _NO_TOOLS)
+                and (is_first or _replaces(place, later, self._last_before(call, before)))
+            ]
+            if not used:
                 continue
-            for later in self.calls[call.index + 1 :]:
-                goes_on = later.instructions == before.instructions or later.tools == before.tools != _NO_TOOLS
-                if goes_on and not later.compared.extends(call.compared) and _begins_with_summary(later, call, own):
-                    call.role, call.parent = "compaction", before.view.span.span_id
-                    old = later.thread
-                    for each in self.calls:
-                        if each.thread == old:
-                            each.thread = before.thread
-                    call.thread = before.thread
-                    break
+            # the text may also quote subagents, which have instructions of their own
+            before, later = next((pair for pair in used if pair[0].instructions == pair[1].instructions), used[0])
+            call.role, call.parent = "compaction", self._last_before(call, before).view.span.span_id
+            old = later.thread
+            for each in self.calls:
+                if each.thread == old:
+                    each.thread = before.thread
+            call.thread = before.thread
+
+    def _last_before(self, call: _Call, member: _Call) -> _Call:
+        """Return the last call of a conversation before another call."""
+        return next(each for each in reversed(self.calls[: call.index]) if each.thread == member.thread)
 
     def _find_subagents(self) -> None:
         by_thread: dict[int, list[_Call]] = {}
@@ -468,16 +485,32 @@ def _has_beginning(call: _Call, earlier: _Call) -> bool:
 
 def _begins_with_summary(later: _Call, summed_up: _Call, own: Collection[str]) -> bool:
     """Return whether a prompt begins with an answer that sums up. Whose instructions are those of an agent may have the
-    answer there because the messages before it were dropped.
+    answer there because the messages before it were dropped, unless no message follows it.
     """
     body = _summary(summed_up.answer)
     if len(body) >= _MIN_SUMMARY and body in later.opening:
         return True
-    first = next(
-        (each for each in later.view.input_messages if each.get("role") in ("assistant", "tool")), cast("Json", {})
-    )
+    messages = later.view.input_messages
+    first = next((each for each in messages if each.get("role") in ("assistant", "tool")), cast("Json", {}))
     is_first = not first.get("tool_calls") and message_text(first.get("content")).strip() == summed_up.answer
-    return is_first and summed_up.instructions not in own
+    return is_first and (summed_up.instructions not in own or first is messages[-1])
+
+
+def _place_of_summary(later: _Call, summed_up: _Call, own: Collection[str]) -> int | None:
+    """Return which message of a prompt has an answer that sums up; None if none has it. An agent that was asked to sum
+    up may have its own answer in a prompt because the messages before it were dropped.
+    """
+    body = _summary(summed_up.answer)
+    roles = ("user",) if summed_up.instructions in own else ("user", "assistant")
+    messages = later.view.input_messages if len(body) >= _MIN_SUMMARY else []
+    places = (n for n, m in enumerate(messages) if m.get("role") in roles and body in message_text(m.get("content")))
+    return next(places, None)
+
+
+def _replaces(place: int | None, later: _Call, before: _Call) -> bool:
+    """Return whether a prompt is the same as an earlier one up to a message that stands where others were dropped."""
+    old, new = before.compared.prompt, later.compared.prompt
+    return place is not None and place < len(old) and old[:place] == new[:place] and old[place] not in new
 
 
 def _is_handed(made: _ToolCall, caller: _Call, first: _Call) -> bool:

@@ -264,6 +264,44 @@ def test_compaction_is_an_edge_from_the_turns_to_the_summary_and_to_the_new_cont
     assert trained(TraceToTrajectory(roles=["agent", "compaction"]), attempt.spans) == [100, 101, 102, 103, 104]
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("n_kept", [1, 2, 4])
+def test_a_compaction_may_keep_the_first_messages_and_have_seen_subagents(role: str, n_kept: int) -> None:
+    attempt = Transcript()
+    sends = calls("task", prompt="SUB: count the lines of parser.py")
+    history: list[dict[str, Any]] = [SYSTEM, TASK]
+    for asked, got in (
+        (calls("bash", command="ls parser.py"), result("parser.py")),
+        (sends, result("It has 12 lines.")),
+    ):
+        attempt.call("agent", list(history), asked)
+        if asked is sends:
+            sub = [
+                {"role": "system", "content": "You count."},
+                {"role": "user", "content": "SUB: count the lines of parser.py"},
+            ]
+            attempt.call("subagent", sub, said("It has 12 lines."))
+        history += [asked, got]
+    reads = [calls("bash", command="cat parser.py"), result("x" * 100)]
+    attempt.call("agent", list(history), reads[0])
+    text = "Summarize the conversation below:\nls parser.py\nSUB: count the lines of parser.py\nIt has 12 lines."
+    attempt.call("compaction", [{"role": "user", "content": text}], said(SUMMARY), None)
+    kept = [*history[:n_kept], {"role": role, "content": f"Earlier turns, summed up:\n{SUMMARY}"}, *reads]
+    attempt.call("agent", kept, said("Done."))
+    attempt.check()
+
+
+def test_a_prompt_that_is_nothing_but_the_agents_own_summary_is_a_compaction() -> None:
+    attempt = Transcript()
+    turn = [calls("bash", command="ls"), result("parser.py and a long listing of files")]
+    please = {"role": "user", "content": "Sum up the conversation: it is your last message before its compaction."}
+    attempt.call("agent", [SYSTEM, TASK], turn[0])
+    attempt.call("compaction", [SYSTEM, TASK, *turn, please], said(SUMMARY))
+    attempt.call("agent", [SYSTEM, said(SUMMARY)], calls("bash", command="sed"))
+    attempt.call("agent", [SYSTEM, said(SUMMARY), calls("bash", command="sed"), result("ok")], said("Done."))
+    attempt.check()
+
+
 def test_two_compactions_in_a_row_are_known_though_the_system_prompt_has_the_time_in_it() -> None:
     def system(time: str) -> dict[str, Any]:
         return {"role": "system", "content": f"You are a coding agent. It is {time}."}

@@ -87,7 +87,7 @@ def hermes_limits(home: Path, env: dict[str, str]) -> None:
 def continue_limits(home: Path, env: dict[str, str]) -> None:
     file = home / "continue.yaml"
     settings = json.loads(file.read_text())
-    settings["models"][0]["defaultCompletionOptions"] = {"contextLength": 14_000, "maxTokens": 1_000}
+    settings["models"][0]["defaultCompletionOptions"] = {"contextLength": 9_000, "maxTokens": 1_000}
     file.write_text(json.dumps(settings))
 
 
@@ -123,7 +123,9 @@ HABITS = {
         arguments=("-c", "model_auto_compact_token_limit=52000"),
     ),
     "pi": Habits(summary="context summarization assistant", big=20_000, window=40_000, prepare=pi_limits),
-    "cline": Habits(subagent=lambda text: ("spawn_agent", {"systemPrompt": "You count lines.", "task": text})),
+    "cline": Habits(
+        subagent=lambda text: ("spawn_agent", {"systemPrompt": "You count lines.", "task": text}), survives_cuts=False
+    ),
     "hermes": Habits(
         subagent=lambda text: ("delegate_task", {"goal": text}),
         title="Generate a short, descriptive title",
@@ -131,7 +133,7 @@ HABITS = {
         big=20_000,
         prepare=hermes_limits,
     ),
-    "continue": Habits(summary="summar", big=20_000, prepare=continue_limits),
+    "continue": Habits(summary="prior to compaction", big=20_000, prepare=continue_limits),
 }
 
 
