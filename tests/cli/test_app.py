@@ -22,6 +22,7 @@ COMMANDS = (
     "show",
     "plot",
     "compare",
+    "doctor",
     "note",
     "stop",
     "pause",

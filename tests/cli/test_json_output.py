@@ -182,6 +182,7 @@ def successes() -> dict[str, tuple[str, ...]]:
 
 NOT_RUN = {
     *("stop", "pause", "resume", "extend", "set"),
+    "doctor",  # in tests/doctor
     "run",
     "demo",
     "lr-range",
@@ -221,6 +222,7 @@ FAILURES = {
     "show": ("nothing",),
     "plot": ("nothing",),
     "compare": ("nothing", "latest"),
+    "doctor": ("nothing",),
     "note": ("nothing",),
     "stop": ("nothing",),
     "pause": ("nothing",),
