@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Generic, TypeVar
 
+from leyden._lib.components import KeepsArguments
 from leyden._lib.options import NamedOptions
 from leyden.errors import ConfigError
 from leyden.tracing import Tracer
@@ -20,7 +21,7 @@ T = TypeVar("T")
 _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout_async")
 
 
-class LitAgent(NamedOptions, Generic[T]):
+class LitAgent(KeepsArguments, NamedOptions, Generic[T]):
     """The base class of an agent. Override `rollout` or `rollout_async`; the training and validation variants call it
     unless you override them too.
 
@@ -112,8 +113,9 @@ class LitAgent(NamedOptions, Generic[T]):
         return f"{type(self).__name__} was asked for {method}(), which it does not have; override it, or the variant for this mode"
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the weak references, which belong to this process
-        return {name: value for name, value in vars(self).items() if name not in ("_trainer", "_runner")}
+        # without the weak references, which belong to this process, and the arguments, which only describe the agent
+        left_out = ("_trainer", "_runner", "_arguments")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 def check_resources(agent: LitAgent[Any], resources: NamedResources) -> None:

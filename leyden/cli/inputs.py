@@ -56,16 +56,18 @@ def load_object(spec: str, *, command: str) -> Any:
 
 
 def _module(source: str, command: str) -> Any:
-    return _module_of_file(Path(source), command) if source.endswith(".py") else _module_named(source, command)
+    if source.endswith(".py"):
+        return _module_of_file(Path(source), command)
+    return _module_named(source, command, Path.cwd())
 
 
-def _module_named(name: str, command: str) -> Any:
-    """Import a module, also from the current folder, as `python -m` does.
+def _module_named(name: str, command: str, folder: Path) -> Any:
+    """Import a module, first of all from this folder, so that it also finds its neighbours there.
 
     Raise ConfigError if it, or a module that it imports, is missing.
     """
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
     importing = imported_by.set(command)
     try:
         return importlib.import_module(name)
@@ -92,10 +94,7 @@ def _module_of_file(path: Path, command: str) -> Any:
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}; give the path of one")
-    parent = str(path.resolve().parent)
-    if parent not in sys.path:
-        sys.path.insert(0, parent)  # so that the file finds its neighbours, as with `python file.py`
-    module = _module_named(path.stem, command)
+    module = _module_named(path.stem, command, path.resolve().parent)
     file = getattr(module, "__file__", None)
     if file is None or Path(file).resolve() != path.resolve():
         raise ConfigError(

@@ -16,7 +16,9 @@ import typer
 from leyden.cli.output import AsJson, echo, echo_json, echo_text
 
 if TYPE_CHECKING:
-    from leyden.cli.run_parts import Start
+    from leyden.cli.run_parts import Job, Start
+
+_RUN_DIR = ("trainer", "run_dir")
 
 
 def run(
@@ -70,11 +72,14 @@ def run(
       leyden run --schema > train.schema.json
     """
     from leyden._lib.logs import setup_logging
-    from leyden.cli.run_parts import joined, read_overrides, read_recorded, read_start
+    from leyden.cli.run_parts import job_of, joined, read_overrides, read_recorded, read_start
+    from leyden.training.runs.start import with_option
 
     if schema:
         from leyden.cli.run_schema import run_schema
 
+        if target or overrides or recorded or resume or sweep or dry_run:
+            raise typer.BadParameter("--schema is the same for every file; give it alone")
         echo_json(run_schema())
         return
     if (target is None) == (recorded is None):
@@ -95,26 +100,43 @@ def run(
     if sweep:
         from leyden.cli.run_sweep import read_sweep, run_sweep
 
-        arguments = [
-            *(["--from", recorded] if recorded else [str(target)]),
-            *(f"--set={each}" for each in overrides or []),
-        ]
-        run_sweep(read, read_sweep(sweep), arguments, dry_run=dry_run, as_json=as_json)
+        source = ["--from", recorded] if recorded else [str(target)]
+        options = [f"--set={each}" for each in overrides or []]
+        run_sweep(read, read_sweep(sweep), source, options, dry_run=dry_run, as_json=as_json)
         return
     start = read({})
-    if dry_run:
-        _check(start, as_json=as_json)
+    directory = None if dry_run else _folder(start)
+    settings = start.settings if directory is None else with_option(start.settings, _RUN_DIR, str(directory))
+    with contextlib.chdir(start.folder):
+        job = job_of(replace(start, settings=settings))
+    if start.recorded is not None and not resume:  # one that goes on says so itself
+        _echo_changes(start, job)
+    if directory is None:
+        _check(start, job, as_json=as_json)
     else:
-        _run(start, as_json=as_json)
+        _run(start, job, directory, as_json=as_json)
 
 
-def _check(start: Start, *, as_json: bool) -> None:
+def _echo_changes(start: Start, job: Job) -> None:
+    """Report how the code and the settings differ from those of the run that is repeated."""
+    from leyden.training.runs.run_code import code_changes
+
+    assert start.recorded is not None
+    record = start.recorded.record
+    before = record.config.get("code")
+    if before is None:
+        echo(f"run {record.name} did not record its code, which may have changed since", err=True)
+    elif edits := code_changes(before, job.code):
+        echo(f"the code has changed since run {record.name}: ", ", ".join(edits), err=True)
+    if start.changes:
+        echo(f"{start.source} returns other settings than for run {record.name}: ", "; ".join(start.changes), err=True)
+
+
+def _check(start: Start, job: Job, *, as_json: bool) -> None:
     """Check the settings, and print them as a file would have them."""
-    from leyden.cli.run_parts import job_of
     from leyden.training.runs.run_description import without_secrets
 
     with contextlib.chdir(start.folder):
-        job = job_of(start)
         job.check()
     settings = without_secrets(start.settings)
     if as_json:
@@ -126,26 +148,20 @@ def _check(start: Start, *, as_json: bool) -> None:
     echo(f"{job.in_words}: nothing was started", err=True)
 
 
-def _run(start: Start, *, as_json: bool) -> None:
-    """Begin the run, and show how it ended. Exit with 1 if it has stopped early."""
-    from leyden.cli.run_parts import job_of
+def _run(start: Start, job: Job, directory: Path, *, as_json: bool) -> None:
+    """Begin the run, and show how it ended. Exit with 1 if it has stopped early.
+
+    directory: the run's folder, which the job knows.
+    """
+    from leyden.cli.run_parts import record_of
     from leyden.errors import RunInterrupted
     from leyden.training.runs import open_run
     from leyden.training.runs.folder import MANIFEST
-    from leyden.training.runs.run_description import without_secrets
-    from leyden.training.runs.start import started_from, with_option
+    from leyden.training.runs.start import started_from
 
-    directory = _folder(start)
-    recorded = {
-        "file": start.source,
-        "settings": without_secrets(start.settings),
-        "overrides": without_secrets(start.overrides),
-    }
-    start = replace(start, settings=with_option(start.settings, ("trainer", "run_dir"), str(directory)))
-    token = started_from.set(recorded)
+    token = started_from.set(record_of(start))
     try:
         with contextlib.chdir(start.folder):
-            job = job_of(start)
             job.run(resume=start.directory is not None)
         ended = open_run(directory) if (directory / MANIFEST).exists() else None
     finally:
@@ -172,7 +188,7 @@ def _folder(start: Start) -> Path:
         return Path(os.path.relpath(start.directory)) if is_here else start.directory
     from leyden.training.runs.start import option_value
 
-    if given := option_value(start.settings, ("trainer", "run_dir")):
+    if given := option_value(start.settings, _RUN_DIR):
         return Path(str(given)) if is_here else start.folder / str(given)
     stem = Path(start.source.rpartition(":")[0] or start.source).stem
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-{secrets.token_hex(2)}"

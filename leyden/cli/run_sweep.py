@@ -1,11 +1,13 @@
 """`leyden run --sweep`: a run for each value of an option, one after the other, and a comparison of them.
 
-Each run is a process of its own, with a folder whose name is made of its settings. The same command therefore finds the
-runs that it has done, and continues after a kill. This module starts the processes; what a run is, `run_parts` says.
+Each run is a process of its own, with a folder whose name is made of its settings, its code, its data and its model.
+The same command therefore finds the runs that it has done, and continues after a kill. This module starts the
+processes; what a run is, `run_parts` says.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import json
@@ -29,9 +31,11 @@ from leyden.cli.run_views import COLOURS
 from leyden.errors import ConfigError
 from leyden.training.runs import open_run
 from leyden.training.runs.folder import MANIFEST, RUNS
+from leyden.training.runs.opening import EARLIER_CODE
 from leyden.training.runs.overview import as_data
-from leyden.training.runs.run_description import hides, without_secrets
-from leyden.training.runs.start import option_value
+from leyden.training.runs.run_code import code_changes
+from leyden.training.runs.run_description import without_secrets
+from leyden.training.runs.start import option_value, short_path
 
 _MAX_RUNS = 1000
 _GRACE_SECONDS = 30.0
@@ -45,6 +49,7 @@ class _Member:
     label: str
     overrides: dict[str, Any]
     folder: Path
+    code: Mapping[str, Any]
     last_line: str = ""
     """The last line that its process wrote."""
 
@@ -68,16 +73,14 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigError(
                 f"--sweep is {text!r}; write --sweep PATH=VALUE,VALUE, such as optim.learning_rate=1e-4,3e-4"
             )
-        if hides(path):
+        hidden: list[list[str]] = []
+        if without_secrets(listed, path, hidden=hidden) and hidden:
             raise ConfigError(f"--sweep {path} would show a secret in names of runs; sweep another option")
         if path == "trainer.run_dir":
             raise ConfigError(
                 "--sweep trainer.run_dir would compare one configuration with itself; sweep another option"
             )
-        same = path.removeprefix("algorithm.").removeprefix("vessel.")
-        if any(each.removeprefix("algorithm.").removeprefix("vessel.") == same for each in found) or any(
-            value in listed[:place] for place, value in enumerate(listed)
-        ):
+        if short_path(path) in map(short_path, found) or any(value in listed[:n] for n, value in enumerate(listed)):
             raise ConfigError(f"--sweep {path} has a value twice; give each once")
         found[path] = listed
     return found
@@ -86,7 +89,8 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
 def run_sweep(
     read: Callable[[Mapping[str, Any]], Start],
     values: Mapping[str, list[Any]],
-    arguments: Sequence[str],
+    source: Sequence[str],
+    options: Sequence[str],
     *,
     dry_run: bool,
     as_json: bool,
@@ -95,8 +99,9 @@ def run_sweep(
     Ctrl-C.
 
     read: returns the settings with some overrides.
-    arguments: those of the command without `--sweep`, for the processes.
-    Raise ConfigError before the first run if one of them is wrong.
+    source: the arguments of the command that name what is run.
+    options: those of `--set`.
+    Raise ConfigError before the first run if one of them is wrong, and later if the code was edited meanwhile.
     """
     members = _members(read, values)
     interrupted = False
@@ -105,7 +110,11 @@ def run_sweep(
         if dry_run or interrupted or state in ("succeeded", "running"):
             continue
         echo(f"[{number}/{len(members)}] {member.label}", err=True)
-        interrupted = _run(member, arguments, resume=state != "not started")
+        interrupted = _run(member, source, options, resume=state != "not started")
+        if (edits := _edits(member.folder, member.code)) and not interrupted:
+            raise ConfigError(
+                f"the code was edited while the sweep worked: {', '.join(edits)}; the same command starts its runs anew"
+            )
     rows = [member.data() for member in members]
     if as_json:
         echo_json(rows)
@@ -128,48 +137,61 @@ def _members(read: Callable[[Mapping[str, Any]], Start], values: Mapping[str, li
         names = list(values)
     members: list[_Member] = []
     for product in products:
-        overrides = dict(zip(values, without_secrets(product), strict=True))
+        overrides = dict(zip(values, without_secrets(product), strict=True))  # JSON has no infinity
         label = ", ".join(f"{name}={_text(value)}" for name, value in zip(names, overrides.values(), strict=True))
         start = read(overrides)
         try:
             with chdir(start.folder):
-                job_of(start).check()
+                job = job_of(start)
+                job.check()
+                identity = job.identity()
         except ConfigError as error:
             raise ConfigError(f"{label}: {error}") from error
-        content = json.dumps([start.source, label, without_secrets(start.settings)], sort_keys=True)
+        content = json.dumps([start.source, label, without_secrets(start.settings), identity], sort_keys=True)
         stem = Path(start.source.rpartition(":")[0] or start.source).stem
         slug = re.sub(r"[^\w.=+-]+", "_", label)[:80]
         folder = RUNS / f"{stem}-{slug}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
-        if name := option_value(start.settings, ("trainer", "name")):
-            overrides["trainer.name"] = f"{name} {label}"[:200]
         others = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
-        members.append(_Member(label, overrides, next(filter(_is_usable, itertools.chain([folder], others)))))
+        chosen = next(each for each in itertools.chain([folder], others) if _is_usable(each, job.code))
+        if not chosen.exists() and any(RUNS.glob(f"{glob.escape(f'{stem}-{slug}')}-*")):
+            echo(label, ": begun anew, because its settings, tasks, code or model are not those of before", err=True)
+        if given := option_value(start.settings, ("trainer", "name")):
+            overrides["trainer.name"] = f"{given} {label}"[:200]
+        members.append(_Member(label, overrides, chosen, job.code))
     return members
 
 
-def _is_usable(folder: Path) -> bool:
-    """Return whether a folder is free, or holds a run that is done or can be continued."""
+def _is_usable(folder: Path, code: Mapping[str, Any]) -> bool:
+    """Return whether a folder is free, or holds a run of this code that is done or can be continued."""
     if not (folder / MANIFEST).exists():
         return True
     try:
         run = open_run(folder)
     except ConfigError:  # damaged, or of a newer version
         return False
-    return run.state in ("succeeded", "running") or not str(run.record.config.get("store")).startswith("memory:")
+    is_kept = run.state in ("succeeded", "running") or not str(run.record.config.get("store")).startswith("memory:")
+    return is_kept and not _edits(folder, code)
+
+
+def _edits(folder: Path, code: Mapping[str, Any]) -> list[str]:
+    """Return how the code of a run differs from the one of its sweep."""
+    config = open_run(folder).record.config if (folder / MANIFEST).exists() else {}
+    return code_changes(code, config.get("code", code)) + ["before it went on"] * bool(config.get(EARLIER_CODE))
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _run(member: _Member, arguments: Sequence[str], *, resume: bool) -> bool:
-    """Run a member in a process of its own. Return whether Ctrl-C has ended it."""
-    folder = member.folder.absolute()
-    if resume:
-        words = ["--from", str(folder), "--resume"]
-    else:
-        given = {**member.overrides, "trainer.run_dir": str(folder)}
-        words = [*arguments, *(f"--set={path}={json.dumps(value)}" for path, value in given.items())]
+def _run(member: _Member, source: Sequence[str], options: Sequence[str], *, resume: bool) -> bool:
+    """Run a member in a process of its own. Return whether Ctrl-C has ended it.
+
+    options: given again when it goes on, because secrets among them are not recorded.
+    """
+    folder = str(member.folder.absolute())
+    given = member.overrides if resume else {**member.overrides, "trainer.run_dir": folder}
+    words = ["--from", folder, "--resume"] if resume else [*source]
+    words += [*options, *(f"--set={path}={json.dumps(value)}" for path, value in given.items())]
 
     def relay(line: str) -> None:
         member.last_line = line or member.last_line

@@ -85,6 +85,8 @@ class FitConfig:
     progress: bool
     not_default: dict[str, Any]
     """The trainer's options that are not defaults, by dotted path."""
+    code: dict[str, Any]
+    """The code of the run, from `code_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,6 +505,8 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, Light
         return Run(run_id=secrets.token_hex(6)), remote, new_manifest(kind="fit", name="runners", config={})
     recorded = run_config(
         given.algorithm,
+        agent=given.agent,
+        code=config.code,
         train_dataset=given.train_dataset,
         val_dataset=given.val_dataset,
         strategy=strategy,

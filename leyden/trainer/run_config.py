@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from leyden._lib.components import arguments_of
+from leyden.agent import LitAgent
 from leyden.algorithm import Algorithm, Dataset
 from leyden.algorithm.decorator import FunctionalAlgorithm
+from leyden.training.runs.run_code import describe_code
 from leyden.training.runs.run_description import (
     NOT_DEFAULT,
     changed_options,
@@ -18,9 +20,16 @@ from leyden.training.runs.run_description import (
 )
 
 
+def code_of(trainer: Any, agent: LitAgent[Any]) -> dict[str, Any]:
+    """Return the code that decides what a trainer's run does (`describe_code`)."""
+    return describe_code(agent, trainer.algorithm, trainer.adapter, trainer.runner, trainer.hooks, trainer.callbacks)
+
+
 def run_config(
     algorithm: Algorithm | None,
     *,
+    agent: LitAgent[Any],
+    code: dict[str, Any],
     train_dataset: Dataset[Any] | None,
     val_dataset: Dataset[Any] | None,
     strategy: object,
@@ -34,13 +43,20 @@ def run_config(
     """Return the configuration that a run of `fit` records, as JSON.
 
     It includes digests of the data sets, which take at most about a second each.
+    code: from `code_of`.
     trainer_options: the trainer's options that are not defaults, by dotted path.
     """
     described = algorithm_config(algorithm)
     data = {"train": train_dataset, "val": val_dataset}
     return {
         **described,
-        NOT_DEFAULT: {**described[NOT_DEFAULT], **trainer_options},
+        "agent": {"name": import_path(getattr(agent, "function", agent))},
+        "code": code,
+        NOT_DEFAULT: {
+            **({} if hasattr(agent, "function") else changed_options(agent, "agent")),
+            **described[NOT_DEFAULT],
+            **trainer_options,
+        },
         "data": {name: None if dataset is None else describe_dataset(dataset) for name, dataset in data.items()},
         "strategy": import_path(type(strategy)),
         "strategy_options": _options(strategy),

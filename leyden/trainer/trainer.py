@@ -50,6 +50,7 @@ from leyden.trainer.fit_checks import (
     require_used,
 )
 from leyden.trainer.restarts import check_restarts
+from leyden.trainer.run_config import code_of
 from leyden.trainer.run_store import RunStore
 from leyden.training import Callback, LogWriter
 from leyden.training.runs import RunSummary
@@ -259,7 +260,7 @@ class Trainer(KeepsArguments, TrainerLegacy):
         """Train the agent as `fit` does, from async code. Cancelling the call stops the run as Ctrl-C does."""
         given = self._checked(agent, train_dataset, val_dataset, dev=self._dev)
         with self._exclusively(given.algorithm):
-            return await self._begin(self._config(), given, resume=resume, dev=self._dev).execute()
+            return await self._begin(self._config(given), given, resume=resume, dev=self._dev).execute()
 
     @short_errors
     @named_arguments
@@ -291,7 +292,7 @@ class Trainer(KeepsArguments, TrainerLegacy):
     def _fit(self, given: FitInput, *, resume: bool) -> RunSummary:
         """Block until a fit has ended. A KeyboardInterrupt becomes a RunInterrupted that says how to continue."""
         with self._exclusively(given.algorithm):
-            fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
+            fit = self._begin(self._config(given), given, resume=resume, dev=self._dev)
             try:
                 summary = run_blocking(fit.execute())
             except KeyboardInterrupt:
@@ -304,16 +305,17 @@ class Trainer(KeepsArguments, TrainerLegacy):
         """Run a fit on the calling thread, as `dev` describes."""
         with self._exclusively(given.algorithm):
             debugged = Debugged.of(self.runner)
-            config = replace(self._config(), strategy=debugged.strategy, runner=debugged.runner)
+            config = replace(self._config(given), strategy=debugged.strategy, runner=debugged.runner)
             return debugged.run(self._begin(config, given, resume=False, dev=True).execute())
 
     def _exclusively(self, algorithm: Algorithm | None) -> contextlib.AbstractContextManager[None]:
         return exclusively(self, algorithm, self.strategy, self.runner)
 
-    def _config(self) -> FitConfig:
-        names = [each.name for each in fields(FitConfig) if each.name not in ("run_store", "not_default")]
+    def _config(self, given: FitInput) -> FitConfig:
+        names = [each.name for each in fields(FitConfig) if each.name not in ("run_store", "not_default", "code")]
         return FitConfig(
             run_store=self._run_store,
+            code=code_of(self, given.agent),
             not_default=changed_options(self, "trainer", without=_NO_SETTINGS),
             **{name: getattr(self, name) for name in names},
         )

@@ -71,6 +71,8 @@ def test_a_file_starts_a_run_which_records_what_it_was_started_from(said: Said, 
     assert record["status"] == "succeeded"
     assert record["config"]["start"] == {
         "file": str(tmp_path / "train.yaml"),
+        "folder": str(tmp_path),
+        "cwd": str(tmp_path),
         "settings": {
             "agent": "agent_to_run.py:agent",
             "val": "tasks.jsonl",
@@ -78,7 +80,11 @@ def test_a_file_starts_a_run_which_records_what_it_was_started_from(said: Said, 
             "trainer": {"n_runners": 2},
         },
         "overrides": {"algorithm.n_epochs": 1},
+        "arguments": {},
+        "hidden": [],
     }
+    assert record["config"]["agent"] == {"name": "agent_to_run.agent"}
+    assert list(record["config"]["code"]["files"]) == ["agent_to_run.py"]
     assert record["config"]["n_runners"] == 2
 
 
@@ -90,7 +96,9 @@ def test_relative_paths_mean_the_files_folder_and_the_run_is_kept_where_the_comm
     code, out, err = said("run", "../train.yaml", "--json")
     assert code == 0, err
     assert Path.cwd() == tmp_path / "elsewhere"
-    assert Path(json.loads(out)["run"]).parent == tmp_path / "elsewhere" / ".leyden"
+    run = Path(json.loads(out)["run"])
+    assert run.parent == tmp_path / "elsewhere" / ".leyden"
+    assert f"cd {tmp_path}/elsewhere && " in said("show", str(run))[1], "the command can be pasted"
 
 
 def test_a_dry_run_prints_the_settings_and_starts_nothing(said: Said, tmp_path: Path):
@@ -217,10 +225,59 @@ def test_a_secret_is_not_recorded_and_has_to_be_given_again(said: Said):
     content = (Path(first) / "run.json").read_text()
     assert "s3cret" not in content and "pa55" not in content
     code, _, err = said("run", "--from", first, "--dry-run")
-    assert code == 1 and "does not record the secret trainer.initial_resources.llm." in err
+    assert (
+        code == 1 and "the secrets trainer.initial_resources.llm.endpoint, trainer.initial_resources.llm.api_key" in err
+    )
     path = "trainer.initial_resources.llm"
     given = [f"{path}.api_key=s3cret", f"{path}.endpoint=http://y"]
     assert said("run", "--from", first, "--dry-run", "--set", given[0], "--set", given[1])[0] == 0
+
+
+def test_a_secret_is_taken_anew_from_the_file_and_stars_are_no_secret(said: Said, tmp_path: Path):
+    from leyden.cli.run_parts import read_recorded
+
+    resources = """
+  initial_resources:
+    llm: {resource_type: llm, endpoint: 'http://u:pa55@x', model: m, api_key: s3cret}
+    prompt: {resource_type: prompt_template, template: 'rate it from * to *** {n}'}
+"""
+    file = FILE.replace("trainer: {n_runners: 2}", f"trainer:{resources}")
+    (tmp_path / "train.yaml").write_text(file)
+    code, _, err = said("run", "train.yaml", "--set", "trainer.run_dir=first")
+    assert code == 0, err
+    hidden = recorded("first")["config"]["start"]["hidden"]
+    assert hidden == [["settings", "trainer", "initial_resources", "llm", each] for each in ("endpoint", "api_key")]
+    settings = read_recorded("first", {}, resume=False).settings["trainer"]["initial_resources"]
+    assert settings["llm"]["api_key"] == "s3cret" and settings["llm"]["endpoint"] == "http://u:pa55@x"
+    assert settings["prompt"]["template"] == "rate it from * to *** {n}"
+    assert said("run", "--from", "first", "--dry-run")[0] == 0
+    (tmp_path / "train.yaml").write_text(file.replace("pa55@x", "pa55@elsewhere"))
+    code, _, err = said("run", "--from", "first")
+    assert code == 1 and "does not record the secret trainer.initial_resources.llm.endpoint; give --set" in err, err
+    (tmp_path / "train.yaml").unlink()
+    assert "llm.endpoint, trainer.initial_resources.llm.api_key; give" in said("run", "--from", "first")[2]
+
+
+def test_a_secret_argument_of_a_function_has_to_be_given_again(said: Said, tmp_path: Path):
+    (tmp_path / "agent_to_run.py").write_text(AGENT.replace("epochs,", "token, epochs=1,"))
+    first = json.loads(said("run", "agent_to_run.py:settings", "--set", "token=12345", "--json")[1])["run"]
+    assert "12345" not in (Path(first) / "run.json").read_text()
+    code, _, err = said("run", "--from", first)
+    assert code == 1 and "does not record the secret token; give --set token=..." in err
+    assert said("run", "--from", first, "--set", "token=12345", "--dry-run")[0] == 0
+
+
+def test_a_run_of_the_first_version_is_repeated_with_its_secrets(said: Said, tmp_path: Path):
+    option = "trainer.initial_resources={llm: {resource_type: llm, endpoint: 'http://x', model: m, api_key: s3cret}}"
+    assert said("run", "train.yaml", "--set", option, "--set", "trainer.run_dir=first")[0] == 0
+    record = recorded("first")
+    for name in ("folder", "cwd", "arguments", "hidden"):
+        del record["config"]["start"][name]
+    del record["config"]["code"]
+    (tmp_path / "first" / "run.json").write_text(json.dumps(record))
+    assert "the secret trainer.initial_resources.llm.api_key; give" in said("run", "--from", "first")[2]
+    code, _, err = said("run", "--from", "first", "--dry-run", "--set", "trainer.initial_resources=null")
+    assert code == 0 and "run first did not record its code" in err, err
 
 
 def test_a_run_of_a_program_is_refused_with_the_program(said: Said):
@@ -249,7 +306,7 @@ def test_what_cannot_be_resumed_is_refused(said: Said, tmp_path: Path):
         "config": {**manifest["config"], "start": {"file": "/gone/t.yaml", "settings": {}, "overrides": {}}},
     }
     (Path(first) / "run.json").write_text(json.dumps(file))
-    assert "/gone/t.yaml, whose folder is gone" in said("run", "--from", first)[2]
+    assert "/gone/t.yaml, in /gone, which is gone" in said("run", "--from", first)[2]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -278,6 +335,107 @@ def test_a_killed_run_is_continued_from_what_it_has_finished(
     assert recorded(run)["status"] == "succeeded" and Path(json.loads(out)["run"]).resolve() == run
     ran = (tmp_path / "ran.txt").read_text().split()
     assert sorted(set(ran)) == [str(n) for n in range(8)] and ran.count("5") == 2 and len(ran) < 12
+
+
+# ---- the code ------------------------------------------------------------------------------------
+
+
+def forget(*names: str) -> None:
+    """Let the next command import these modules anew, as a process of its own would."""
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def run_of(out: str) -> dict[str, Any]:
+    return recorded(json.loads(out)["run"])
+
+
+def test_a_function_of_a_module_is_called_again_in_its_own_folder(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    here, other = tmp_path / "here", tmp_path / "other"
+    for folder, reward in ((here, 1.0), (other, 0.0)):
+        folder.mkdir()
+        (folder / "mine_to_run.py").write_text(AGENT.replace('float(task["n"] % 2)', str(reward)))
+    monkeypatch.chdir(here)
+    code, out, err = said("run", "mine_to_run:settings", "--set", "epochs=1", "--json")
+    assert code == 0, err
+    first = here / json.loads(out)["run"]
+    forget("mine_to_run")
+    monkeypatch.chdir(other)
+    monkeypatch.syspath_prepend(other)
+    code, out, err = said("run", "--from", str(first), "--json")
+    assert code == 0, err
+    assert "changed" not in err
+    assert run_of(out)["config"]["code"] == recorded(first)["config"]["code"]
+    (here / "mine_to_run.py").unlink()
+    here.rename(tmp_path / "gone")
+    code, _, err = said("run", "--from", str(tmp_path / "gone" / ".leyden" / first.name))
+    assert code == 1 and f"was started from mine_to_run:settings, in {here}, which is gone" in err
+
+
+def test_what_has_changed_since_a_run_is_told_when_it_is_repeated(said: Said, tmp_path: Path):
+    (tmp_path / "helper_to_run.py").write_text("LIMIT = 1\n")
+    file = tmp_path / "agent_to_run.py"
+    text = (
+        AGENT.replace("import leyden", "from helper_to_run import LIMIT\nimport leyden")
+        .replace("epochs,", "epochs=1, runners=1,")
+        .replace('"trainer": {', '"trainer": {"n_runners": runners, ')
+    )
+    file.write_text(text)
+    code, out, err = said("run", "agent_to_run.py:settings", "--set", "name=first", "--json")
+    assert code == 0, err
+    first = run_of(out)
+    assert first["config"]["start"]["arguments"] == {"epochs": 1, "runners": 1, "name": "first"}
+    assert list(first["config"]["code"]["files"]) == ["agent_to_run.py", "helper_to_run.py"]
+    assert said("run", "--from", "first", "--dry-run")[2].count("\n") == 1
+
+    file.write_text(text.replace("epochs=1", "epochs=7"))
+    forget("agent_to_run")
+    code, out, err = said("run", "--from", "first", "--dry-run", "--json")
+    assert code == 0 and "the code has changed since run first: agent_to_run.py (edited)\n" in err, err
+    assert "other settings" not in err, "the default with which the function was called is an argument now"
+
+    (tmp_path / "helper_to_run.py").write_text("LIMIT = 2\n")
+    file.write_text(text.replace('"n_runners": runners', '"n_runners": 3'))
+    forget("agent_to_run", "helper_to_run")
+    err = said("run", "--from", "first", "--dry-run", "--json")[2]
+    assert "agent_to_run.py (edited), helper_to_run.py (edited)" in err
+    assert "returns other settings than for run first: trainer.n_runners 1 -> 3" in err
+    forget("agent_to_run", "helper_to_run")
+    file.write_text(text.replace("runners=1, ", "").replace('"n_runners": runners', '"n_runners": 1'))
+    assert "has no parameter 'runners' any more" in said("run", "--from", "first", "--dry-run")[2]
+
+
+def test_a_program_that_an_agent_runs_is_a_part_of_its_code(said: Said, tmp_path: Path):
+    (tmp_path / "program.sh").write_text("exit 0\n")
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "README").write_text("do it")
+    agent = "agent={type: process, command: [sh, program.sh], folder: task}"
+    code, out, err = said("run", "train.yaml", "--set", agent, "--set", "trainer.run_dir=first", "--json")
+    assert code == 0, err
+    config = run_of(out)["config"]
+    assert list(config["code"]["files"]) == ["README", "program.sh"]
+    assert config["not_default"]["agent.command"] == ["sh", "program.sh"]
+    (tmp_path / "program.sh").write_text("exit 1\n")
+    assert "since run first: program.sh (edited)" in said("run", "--from", "first", "--dry-run")[2]
+
+
+def test_a_run_that_goes_on_with_other_code_says_so_and_records_both(said: Said, tmp_path: Path):
+    (tmp_path / "agent_to_run.py").write_text(
+        AGENT + "import os\nif not os.path.exists('go'): raise SystemError('not yet')\n"
+    )
+    command = ["run", "train.yaml", "--set", "trainer.run_dir=first"]
+    (tmp_path / "go").touch()
+    assert said(*command)[0] == 0
+    before = recorded("first")
+    (tmp_path / "first" / "run.json").write_text(json.dumps({**before, "status": "stopped"}))
+    with (tmp_path / "agent_to_run.py").open("a") as file:
+        file.write("# edited\n")
+    forget("agent_to_run")
+    code, _, err = said("run", "--from", "first", "--resume")
+    assert code == 0 and "goes on with other code than before: agent_to_run.py (edited)" in err, err
+    assert recorded("first")["config"]["earlier_code"] == [before["config"]["code"]["digest"]]
 
 
 SIMULATOR = """
@@ -378,8 +536,9 @@ def test_a_sweep_runs_the_product_and_goes_on_after_a_failure(said: Said, tmp_pa
         "            raise RuntimeError('that one fails')\n"
         "        return await super().run(*data)\n"
     )
+    resources = "{llm: {resource_type: llm, endpoint: 'http://x', model: m, api_key: s3cret}}"
     sweep = ["run", "train.yaml", "--set", "agent=swept.py:agent", "--set", "algorithm.type=swept.py:Fails", "--json"]
-    sweep += ["--sweep", "n_epochs=3,1"]
+    sweep += ["--sweep", "n_epochs=3,1", "--set", "n_epochs=9", "--set", f"trainer.initial_resources={resources}"]
     code, out, err = said(*sweep)
     rows = json.loads(out)
     assert code == 1 and [row["state"] for row in rows] == ["failed", "succeeded"], err
@@ -391,6 +550,35 @@ def test_a_sweep_runs_the_product_and_goes_on_after_a_failure(said: Said, tmp_pa
     assert code == 0 and [row["state"] for row in json.loads(out)] == ["succeeded"] * 2, err
     assert [row["run"] for row in json.loads(out)] == [row["run"] for row in rows]
     assert (tmp_path / "ran.txt").read_text().split() == ["3", "1", "3"]  # what has succeeded is not repeated
+
+
+def test_a_sweep_after_an_edit_begins_anew_and_mixes_nothing(said: Said, tmp_path: Path):
+    def swept() -> tuple[list[str], str]:
+        forget("agent_to_run")
+        code, out, err = said("run", "train.yaml", "--sweep", "n_epochs=1", "--json")
+        assert code == 0, err
+        return [row["run"] for row in json.loads(out)], err
+
+    first, _ = swept()
+    assert swept()[0] == first
+    (tmp_path / "agent_to_run.py").write_text(AGENT.replace("% 2", "% 3"))
+    second, err = swept()
+    assert second != first and "n_epochs=1: begun anew, because its settings, tasks, code or model" in err
+    (tmp_path / "tasks.jsonl").write_text('{"n": 5}\n')
+    assert swept()[0] not in (first, second)
+
+
+def test_a_sweep_ends_when_its_code_is_edited_meanwhile(said: Said, tmp_path: Path):
+    (tmp_path / "agent_to_run.py").write_text(
+        AGENT + "class Edits(ly.Baseline):\n"
+        "    async def run(self, *data):\n"
+        "        with open('agent_to_run.py', 'a') as file:\n            file.write('# again')\n"
+        "        await super().run(*data)\n"
+    )
+    words = ["run", "train.yaml", "--set", "algorithm.type=agent_to_run.py:Edits", "--sweep", "n_epochs=1,2,3"]
+    code, _, err = said(*words)
+    assert code == 1 and "the code was edited while the sweep worked: agent_to_run.py (edited)" in err, err
+    assert "n_epochs=3" not in err
 
 
 @pytest.mark.parametrize(
@@ -405,6 +593,7 @@ def test_a_sweep_runs_the_product_and_goes_on_after_a_failure(said: Said, tmp_pa
         (["n_epoch=1,2"], "did you mean 'n_epochs'?"),
         (["n_epochs=1,[2"], "--sweep n_epochs"),
         (["trainer.strategy.token=a,b"], "would show a secret"),
+        (["trainer.strategy={type: cs, token: 12345},shm"], "would show a secret"),
         ([f"n_epochs={','.join(map(str, range(1, 50)))}", f"polling_interval={','.join(map(str, range(1, 50)))}"], "1,000"),
     ],
 )  # fmt: skip

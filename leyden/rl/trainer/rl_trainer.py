@@ -46,6 +46,7 @@ from leyden.training.runs.folder import MANIFEST
 from leyden.training.runs.folder_loop import FolderCallback, FolderWriter, recording, showing
 from leyden.training.runs.opening import begin_run
 from leyden.training.runs.recording import FolderRecorder
+from leyden.training.runs.run_code import describe_code
 from leyden.training.runs.run_description import (
     NOT_DEFAULT,
     changed_options,
@@ -316,6 +317,7 @@ class Trainer(KeepsArguments, TrainLoop):
         }
         return {
             "algorithm": {"name": import_path(type(vessel.policy)), "options": describe(options)},
+            "code": describe_code(vessel),
             "model": None,
             "data": {  # a generator of states has no digest
                 name: describe_dataset(found) if hasattr(found, "__len__") and hasattr(found, "__getitem__") else None

@@ -13,6 +13,7 @@ from leyden._lib.atomic import private_directory
 from leyden.errors import ConfigError
 from leyden.training.runs.folder import CONTROL, MANIFEST, RUNS, Manifest, name_of, read_manifest
 from leyden.training.runs.recorded_runs import list_runs
+from leyden.training.runs.run_code import code_changes
 from leyden.training.runs.run_description import NOT_DEFAULT
 from leyden.types.run_record import RunRecord
 
@@ -26,6 +27,8 @@ _MAY_DIFFER = (
 """Parts of the configuration that may differ from one process of a run to the next without a warning."""
 PAUSED_SECONDS = "paused_seconds"
 """The entry of a resumed run's configuration with the seconds in which no process worked on it."""
+EARLIER_CODE = "earlier_code"
+"""The entry of a resumed run's configuration with the digests of other code with which it began."""
 
 
 def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
@@ -76,11 +79,14 @@ def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple
             f"{directory} holds no run to resume ({MANIFEST} is missing); leave out resume=True to begin one"
         )
     manifest = read_manifest(directory)
-    _compare(directory, manifest.record.config, config)
     before = manifest.record
+    earlier = before.config.get(EARLIER_CODE, [])
+    if _compare(directory, before.config, config):
+        earlier = [*earlier, before.config["code"]["digest"]]
     last_worked = before.end_time or before.last_heartbeat_time or time.time()  # a killed run has no end
     paused = before.config.get(PAUSED_SECONDS, 0.0) + max(0.0, time.time() - last_worked)
-    record = before.model_copy(update={"config": {**config, PAUSED_SECONDS: paused}, "name": name or before.name})
+    config = {**config, PAUSED_SECONDS: paused, **({EARLIER_CODE: earlier} if earlier else {})}
+    record = before.model_copy(update={"config": config, "name": name or before.name})
     return directory, Manifest(record, manifest.options)
 
 
@@ -125,10 +131,12 @@ def _same_algorithm(one: str | None, other: str | None) -> bool:
     return "__main__" in (one.split(".")[0], other.split(".")[0]) and one.split(".")[-1] == other.split(".")[-1]
 
 
-def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a run is resumed with another algorithm or model. Log other differences."""
+def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Raise ConfigError if a run is resumed with another algorithm or model. Log other differences. Return whether its
+    code differs.
+    """
     if not before:  # an earlier format
-        return
+        return False
     recorded, given = _algorithm(before), _algorithm(now)
     if not _same_algorithm(recorded, given):
         raise ConfigError(
@@ -142,20 +150,24 @@ def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any])
             f"the run in {directory} trains the model {model['name']}{_digest(model)}, not {other['name']}{_digest(other)}; "
             "resume it with its own model, or start a new run without resume"
         )
-    changes = _changes("", _part(before, "data"), _part(now, "data"))
-    changes += _changes("", _part(before, "algorithm").get("options"), _part(now, "algorithm").get("options"))
+    changes = differences(_part(before, "data"), _part(now, "data"))
+    changes += differences(_part(before, "algorithm").get("options"), _part(now, "algorithm").get("options"))
     if changes:
         logger.warning("the run in %s goes on with other settings than before: %s", directory, "; ".join(changes))
+    edits = code_changes(before["code"], now["code"]) if before.get("code") and now.get("code") else []
+    if edits:
+        logger.warning("the run in %s goes on with other code than before: %s", directory, ", ".join(edits))
     if others := [name for name in _MAY_DIFFER if before.get(name) != now.get(name)]:
         logger.info("the run in %s goes on with another %s than before", directory, ", ".join(others))
+    return bool(edits)
 
 
 def _digest(model: Mapping[str, Any]) -> str:
     return f" ({model['digest']})" if model.get("digest") else ""
 
 
-def _changes(prefix: str, before: Any, now: Any) -> list[str]:
-    """Return one line for each difference, in the form `NAME BEFORE -> NOW`.
+def differences(before: Any, now: Any, prefix: str = "") -> list[str]:
+    """Return one line for each difference of two JSON values, in the form `NAME BEFORE -> NOW`.
 
     prefix: the names of the mappings around the two values, each with a dot.
     """
@@ -164,7 +176,7 @@ def _changes(prefix: str, before: Any, now: Any) -> list[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         old, new = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", now)
         names = dict.fromkeys([*old, *new])
-        return [change for each in names for change in _changes(f"{prefix}{each}.", old.get(each), new.get(each))]
+        return [change for each in names for change in differences(old.get(each), new.get(each), f"{prefix}{each}.")]
     return [f"{prefix.rstrip('.')} {_shown(before)} -> {_shown(now)}"]
 
 

@@ -34,6 +34,8 @@ from leyden.training.runs.start import started_from
 _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
 _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
 _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")
+_COUNT = re.compile(r"(?:^|[._-])(?:n|num|max|min|total|per|eos|bos|pad|unk|stop)(?:[_-]|(?=[A-Z]))[\w-]*$")
+"""Names of numbers that count or number tokens and keys, such as `n_key`, `max_token` and `pad_token`."""
 _KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
 """Keys whose form shows that they are secret, under any name."""
 _MAX_TEXT = 500
@@ -190,39 +192,55 @@ def _defaults_of(kind: Any) -> dict[str, Any]:
     return found
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
+def without_secrets(
+    value: Any, name: str = "", *, hidden: list[list[str]] | None = None, at: tuple[str, ...] = ()
+) -> Any:
     """Return settings as JSON without secrets: of the same form, and whole, so that they can be read again.
 
     name: the name of the value, which may say that it is secret.
+    hidden: gets the path of each value in which something was hidden.
+    at: the path of the value.
     """
-    if isinstance(value, Mapping):
-        return {str(key): without_secrets(each, str(key)) for key, each in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [without_secrets(each, name) for each in cast("Sequence[Any]", value)]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, Mapping | list | tuple):
+        listed = None if isinstance(value, Mapping) else cast("Sequence[Any]", value)
+        items = cast("Mapping[Any, Any]", value) if listed is None else dict(enumerate(listed))
+        made = {
+            str(key): without_secrets(
+                each, name if listed is not None or hides(name) else str(key), hidden=hidden, at=(*at, str(key))
+            )
+            for key, each in items.items()
+        }
+        return made if listed is None else list(made.values())
+    if hides(name, value):
+        shown = HIDDEN if value else ""
+    elif isinstance(value, str):
+        shown = _KEY.sub(HIDDEN, redact(value))
+    elif isinstance(value, float) and not math.isfinite(value):
         return f".{value}".replace(".-", "-.")
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if name and hides(name):
-        return HIDDEN if value else ""
-    return _KEY.sub(HIDDEN, redact(value)) if isinstance(value, str) else describe(value)
+    else:
+        return value if value is None or isinstance(value, bool | int | float) else describe(value)
+    if hidden is not None and shown != value:
+        hidden.append([*at])
+    return shown
 
 
 def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    described: dict[str, Any] = {}
-    for key, value in list(options.items())[:_MAX_ITEMS]:
-        name = str(key)
-        if not hides(name):
-            described[name] = describe(value, depth=depth + 1)
-        elif value is None or isinstance(value, bool | int | float):
-            described[name] = value
-        else:
-            described[name] = HIDDEN if value else ""
-    return described
+    return {
+        str(key): (HIDDEN if value else "") if hides(str(key), value) else describe(value, depth=depth + 1)
+        for key, value in list(options.items())[:_MAX_ITEMS]
+    }
 
 
-def hides(name: str) -> bool:
-    """Return whether the name of an option says that its value is secret."""
+def hides(name: str, value: object = HIDDEN) -> bool:
+    """Return whether the value of an option is secret, because the option's name says so. A number is no secret if its
+    name counts something, and True, False, None and 0 are none.
+    """
+    if (
+        value is None
+        or isinstance(value, bool)
+        or (isinstance(value, int | float) and (not value or _COUNT.search(name)))
+    ):
+        return False
     return bool(_SECRET.search(name) or _SECRET_IN_CAMEL_CASE.search(name))
 
 
@@ -298,17 +316,17 @@ def tensor_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
+def describe_dataset(dataset: Sequence[Any], *, seconds: float = _DIGEST_SECONDS) -> dict[str, Any]:
     """Return the length of a data set and a digest of its items as JSON.
 
     The cost is bounded. At most 10,000 evenly spaced items are digested, and the last ones are left out once 8 million
     characters are reached; `digested_items` says how many were digested. The digest is None if an item cannot be read,
-    or if reading takes longer than a second.
+    or if reading takes longer than `seconds`.
     """
     length = len(dataset)
     step = max(1, math.ceil(length / _DIGEST_ITEMS))
     encode = json.JSONEncoder(sort_keys=True, default=_as_json).encode
-    digest, characters, items, deadline = hashlib.sha256(), 0, 0, time.monotonic() + _DIGEST_SECONDS
+    digest, characters, items, deadline = hashlib.sha256(), 0, 0, time.monotonic() + seconds
     try:
         for index in range(0, length, step):
             text = encode(dataset[index])
@@ -341,13 +359,13 @@ def describe_program() -> dict[str, Any]:
     """Return what the run was started from, the program, its arguments, the versions of the installed packages that
     matter, and the git commit.
     """
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    path, start = getattr(sys.modules.get("__main__"), "__file__", None), started_from.get()
     return {
-        "start": started_from.get(),
+        "start": start,
         "program": None if path is None or "ipykernel" in path else str(Path(path).resolve()),
         "argv": _without_secrets(sys.argv),
         "command": _without_secrets(sys.orig_argv),
-        "cwd": _working_directory(),
+        "cwd": start["cwd"] if start else _working_directory(),
         "versions": _versions(),
         "git": {"commit": _git_commit(), "dirty": None},  # the recorder fills it in; it may take git a while
     }
@@ -379,27 +397,26 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
     shown: list[str] = []
     hide_next = False
     for word in argv[:_MAX_ITEMS]:
-        option, _, value = word.partition("=")
-        is_secret = bool(value or word.startswith("-")) and hides(option.lstrip("-"))
-        if hide_next and not word.startswith("-"):
-            shown.append(HIDDEN)
-        elif is_secret and value:
-            shown.append(f"{option}={HIDDEN}")
-        elif value.lstrip()[:1] in ("{", "["):  # a value of `--set`, within which others may be secret
-            shown.append(_shortened(f"{option}={_without_secrets_within(value)}"))
-        else:
-            shown.append(_shortened(redact(word)))
-        hide_next = is_secret and not value
+        is_value = hide_next and not word.startswith("-")
+        shown.append(HIDDEN if is_value else _shortened(_word_without_secrets(word)))
+        hide_next = word.startswith("-") and "=" not in word and hides(word.lstrip("-"))
     return shown
 
 
-def _without_secrets_within(text: str) -> str:
+def _word_without_secrets(word: str) -> str:
+    """Return a word of a command line, such as `--set=store.token=...`, without the value of a secret option."""
     from leyden._lib.config_file import parse_value  # here, because it imports yaml
 
-    try:
-        return json.dumps(without_secrets(parse_value(text, name="the option")))
-    except ConfigError:
-        return redact(text)
+    parts = word.split("=")
+    for place in range(1, len(parts)):
+        before, value = "=".join([*parts[:place], ""]), "=".join(parts[place:])
+        number = float(value) if value.replace(".", "", 1).isdecimal() else value
+        if value and hides(parts[place - 1].lstrip("-+"), number):
+            return f"{before}{HIDDEN}"
+        if value.lstrip()[:1] in ("{", "["):  # within which others may be secret
+            with contextlib.suppress(ConfigError):
+                return f"{before}{json.dumps(without_secrets(parse_value(value, name='the option')))}"
+    return redact(word)
 
 
 @cache

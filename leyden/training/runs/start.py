@@ -20,8 +20,12 @@ SECTIONS: Final = ("agent", "train", "val", "algorithm", "trainer", "vessel")
 """The sections of a file: all but `vessel` for an agent, `vessel` and `trainer` for a policy in a simulator."""
 
 started_from: ContextVar[dict[str, Any] | None] = ContextVar("leyden_started_from", default=None)
-"""What the run that begins in this context was started from: `file`, `settings` and `overrides`. None for a run that a
-program starts."""
+"""What the run that begins in this context was started from. None for a run that a program starts.
+
+`file` is the file, `file.py:function` or `module:function`, `folder` the one that it works in, and `cwd` the one in
+which the command was given. `settings` are those of the run, `overrides` the values of `--set` among them by their
+paths, `arguments` those of the function. `hidden` lists the places within all of these at which a secret is left out.
+"""
 
 
 def option_path(path: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -39,6 +43,11 @@ def option_path(path: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
             raise ConfigError(f"{path} begins with no section; did you mean {close[0]!r}?")
         parts.insert(0, "vessel" if "vessel" in settings else "algorithm")
     return tuple(parts)
+
+
+def short_path(path: str) -> str:
+    """Return a dotted path as `--set` takes it, without the section of the algorithm or the vessel."""
+    return path.removeprefix("algorithm.").removeprefix("vessel.")
 
 
 def option_value(settings: Any, path: Sequence[str], default: Any = None) -> Any:

@@ -26,6 +26,7 @@ from leyden.training.runs.run_description import (
     describe_model,
     describe_program,
     weights_of,
+    without_secrets,
 )
 
 
@@ -230,18 +231,59 @@ def test_an_option_with_a_secret_is_recorded_without_it(option: dict[str, Any]) 
 
 
 def test_options_that_are_no_secrets_are_recorded() -> None:
-    options = {"max_tokens": 16, "tokenizer": "tiny", "monkey": "Max", "key": 3, "stop_tokens": ["a"], "keyword": "x"}
-    assert describe(options) == options
+    options = {"max_tokens": 16, "tokenizer": "tiny", "monkey": "Max", "stop_tokens": ["a"], "keyword": "x"}
+    counts = {"n_key": 3, "maxToken": 5, "price_per_token": 0.5, "pad_token": 2, "use.min_auth": 1}
+    switches = {"token": True, "auth": False, "key": None, "secret": 0}
+    for each in (options, counts, switches):
+        assert describe(each) == without_secrets(each) == each
 
 
 @pytest.mark.parametrize(
-    "words", [["--pass", "s3cret"], ["--auth=s3cret"], ["model.api_key=s3cret"], ["+llm.apiKey=s3cret"]], ids=str
+    "option",
+    [
+        {"token": 12345},
+        {"db.password": 12345.0, "next_key": 12345},
+        {"passwords": [12345], "n_key": "12345", "keys": {"api_key": 12345}},
+        {"credentials": {"user": {"name": 12345}, "pin": "12345"}},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_a_number_under_a_secret_name_is_hidden_and_its_place_is_known(option: dict[str, Any]) -> None:
+    hidden: list[list[str]] = []
+    assert "12345" not in json.dumps([describe(option), without_secrets(option, hidden=hidden)])
+    assert len(hidden) == json.dumps(option).count("12345")
+    for path in hidden:
+        held: Any = option
+        for part in path:
+            held = held[int(part) if isinstance(held, list) else part]
+        assert str(held).startswith("12345")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--pass", "s3cret"],
+        ["--auth=s3cret"],
+        ["model.api_key=s3cret"],
+        ["+llm.apiKey=s3cret"],
+        ["--set=store.token=s3cret"],
+        ["--set=store={url: x, token: s3cret}"],
+        ["-sstore.token=[s3cret"],
+        ["--sweep=store=[{password: s3cret}]"],
+    ],
+    ids=str,
 )
 def test_an_argument_with_a_secret_is_recorded_without_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *words, "--tokenizer", "tiny", "data=x"])
     argv = describe_program()["argv"]
     assert "s3cret" not in json.dumps(argv)
     assert argv[-3:] == ["--tokenizer", "tiny", "data=x"]
+
+
+def test_an_argument_that_counts_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["train.py", "--n_key=3", "--set=max_token=0.5", "token="]
+    monkeypatch.setattr(sys, "argv", words)
+    assert describe_program()["argv"] == words
 
 
 def test_the_weights_of_a_model_are_counted_before_it_is_loaded(tmp_path: Path) -> None:
