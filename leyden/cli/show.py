@@ -148,14 +148,18 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         echo(f"log         {run.log_path}")
     if run.directory is not None and (how := _how_to_continue(run)) is not None:
         echo(f"continue    {how}")
+    if run.state in ("failed", "crashed") or groups:
+        echo(f"explain     leyden doctor {source}")
 
 
 def _how_to_continue(run: RecordedRun) -> str | None:
     """Return the command or call that continues a run which ended too early.
 
-    Return None if the run is running or has succeeded, or if its kind cannot be continued.
+    Return None if the run is running or has succeeded, if it never started, or if its kind cannot be continued.
     """
-    if run.state not in ("stopped", "failed", "crashed"):
+    from leyden.training.runs.opening import NEVER_STARTED
+
+    if run.state not in ("stopped", "failed", "crashed") or run.record.config.get(NEVER_STARTED):
         return None
     if run.record.kind == "rl":
         return f"leyden rl train --resume {run.directory}, or fit(..., resume=True)"

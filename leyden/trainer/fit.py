@@ -28,7 +28,7 @@ from leyden.adapter import TraceAdapter
 from leyden.agent import LitAgent, agent_version
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
 from leyden.algorithm.steering import steerable
-from leyden.errors import ConfigError, StoreError, UnknownRun, redact
+from leyden.errors import ConfigError, MissingResource, StoreError, UnknownRun, redact
 from leyden.execution import ExecutionStrategy
 from leyden.execution.execution_strategy import RunsAgain, StopSignal
 from leyden.execution.runner import AttemptRecorder, Hook, Runner, WorkerBundle
@@ -46,7 +46,7 @@ from leyden.training.rng import capture_rng, restore_rng
 from leyden.training.runs import RunSummary
 from leyden.training.runs.display import closing_summary, first_line, show
 from leyden.training.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
-from leyden.training.runs.opening import begin_run, new_manifest
+from leyden.training.runs.opening import NEVER_STARTED, begin_run, new_manifest
 from leyden.training.runs.recorder import RunRecorder
 from leyden.training.runs.recording import FolderRecorder
 from leyden.training.runs.run_metrics import metrics_of
@@ -175,7 +175,9 @@ class Fit:
                 except Exception as error:
                     log_for_files(logger, "run %s has failed", self._run.run_id, error=error)
                     nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
-                    if self.directory is not None and not nothing_started:
+                    if nothing_started and not _is_mistake(error):  # kept, so that `leyden doctor` can explain it
+                        nothing_started, self._manifest.record.config[NEVER_STARTED] = False, True
+                    elif self.directory is not None and not nothing_started:
                         error.add_note(how_to_resume(self.directory, failed=True))
                     try:
                         await recorder.close("failed", error_line(error))
@@ -540,6 +542,11 @@ def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> 
         store = config.run_store.build() if config.run_store.is_given else InMemoryLightningStore()
     manifest = new_manifest(kind="dev", name=config.name or "dev", config=algorithm_config(algorithm))
     return Run(manifest.record.run_id), store, manifest
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Return whether an argument is wrong, as opposed to the machine, a package, a server or a file."""
+    return isinstance(error, ConfigError | MissingResource) and error.__cause__ is None
 
 
 async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import pytest
 
 import leyden as ly
 from leyden.algorithm import IterativeAlgorithm, Run
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, GatewayError
 from leyden.training import Callback, CsvWriter, JsonlWriter, LogWriter, Metrics, Row
 from leyden.training.runs import RecordedRun, list_runs, open_run
 from leyden.types.run_record import MetricPoint, RunRecord
@@ -288,6 +289,25 @@ def test_a_wrong_option_is_refused_with_what_is_possible(options: dict[str, Any]
 
 
 # ---- how a run ends ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_could_not_start_says_why_and_leaves_its_folder_to_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        proxy = ly.LLMProxy(port=taken.getsockname()[1])
+        trainer = ly.Trainer(algorithm="baseline", run_dir=".leyden/run", llm_proxy=proxy, progress=False)
+        with pytest.raises(GatewayError):
+            trainer.fit(odd, [1])
+    run = open_run("latest")
+    assert run.state == "failed" and "Address already in use" in (run.record.cause or "")
+    with pytest.raises(ConfigError, match="there is no run to resume"):
+        ly.Trainer(algorithm="baseline", progress=False).fit(odd, [1], resume=True)
+    summary = ly.Trainer(algorithm="baseline", run_dir=".leyden/run", progress=False).fit(odd, [1])
+    again = open_run("latest")
+    assert summary.rollouts["succeeded"] == 1
+    assert again.state == "succeeded" and again.record.cause is None and again.record.run_id == summary.run_id
 
 
 def test_a_run_that_failed_says_why(tmp_path: Path) -> None:

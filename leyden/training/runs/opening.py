@@ -11,7 +11,15 @@ from typing import Any, cast
 
 from leyden._lib.atomic import private_directory
 from leyden.errors import ConfigError
-from leyden.training.runs.folder import CONTROL, MANIFEST, RUNS, Manifest, name_of, read_manifest
+from leyden.training.runs.folder import (
+    CONTROL,
+    MANIFEST,
+    RUNS,
+    Manifest,
+    name_of,
+    read_manifest,
+    remove_if_nothing_started,
+)
 from leyden.training.runs.recorded_runs import list_runs
 from leyden.training.runs.run_code import code_changes
 from leyden.training.runs.run_description import NOT_DEFAULT
@@ -25,6 +33,8 @@ _MAY_DIFFER = (
     *("versions", "git", "argv", "program", "command", "cwd", "store", "start", NOT_DEFAULT),
 )
 """Parts of the configuration that may differ from one process of a run to the next without a warning."""
+NEVER_STARTED = "never_started"
+"""The entry in the configuration of a run that failed before its first rollout. A new run may take its folder."""
 PAUSED_SECONDS = "paused_seconds"
 """The entry of a resumed run's configuration with the seconds in which no process worked on it."""
 EARLIER_CODE = "earlier_code"
@@ -55,6 +65,8 @@ def begin_run(
     if resume:
         return _resumed(_newest(config, kind) if directory is None else directory, name, config)
     directory = directory or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    if (directory / MANIFEST).exists() and read_manifest(directory).record.config.get(NEVER_STARTED):
+        remove_if_nothing_started(directory)
     if (directory / MANIFEST).exists():
         raise ConfigError(
             f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir"
@@ -95,7 +107,7 @@ def _newest(config: Mapping[str, Any], kind: str) -> Path:
 
     A run of an earlier format names neither, and counts as one of them. Raise ConfigError if there is none.
     """
-    runs = [run for run in list_runs() if run.record.kind == kind]
+    runs = [run for run in list_runs() if run.record.kind == kind and not run.record.config.get(NEVER_STARTED)]
     if not runs:
         raise ConfigError(f"there is no run to resume in {RUNS.resolve()}; give run_dir=, or start one without resume")
     for run in runs:
