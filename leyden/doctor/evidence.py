@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
+from leyden.adapter.calls import model_calls
+from leyden.adapter.normalise import ModelCallView
 from leyden.errors import LeydenError
 from leyden.store.base import LightningStore
 from leyden.training import MetricsRow, Stage
 from leyden.training.runs import RecordedRun
-from leyden.training.runs.recorded_runs import FailedRollout
+from leyden.training.runs.folder import FAILURES, METRICS
+from leyden.training.runs.recorded_runs import FailedRollout, read_failures, read_rows
 from leyden.training.runs.rollouts import FailureGroup, group_failures, has_the_store_for_itself
-from leyden.types import AttemptedRollout, RolloutSummary, Span, Worker
+from leyden.types import AttemptedRollout, Rollout, RolloutSummary, Span, Worker
 from leyden.types.run_record import algorithm_group
 
 T = TypeVar("T")
@@ -25,6 +29,10 @@ _SAMPLED = 48
 """Succeeded rollouts whose spans are read, the newest; and a third of it failed ones."""
 _SPANS = 500
 """Spans that are read of one rollout."""
+_TASKS = 2000
+"""Rollouts of each mode whose tasks are read, the newest."""
+_TAIL_BYTES = 1_000_000
+_REFUSED = re.compile(r"(\d+) x (.+?)(?=; \d+ x |\. \d+ rollouts were cancelled|\. See such rollouts|\s*$)", re.S)
 _LINE = re.compile(r"^(\S+ \S+) (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)$")
 
 
@@ -51,10 +59,11 @@ class Evidence:
     A part that cannot be read is empty, and `unread` has the reason.
     run: the run.
     source: the run as the user names it, for the commands of remedies; its recorded name by default.
+    tail: read only the last megabyte of the run's metrics and failures.
     """
 
-    def __init__(self, run: RecordedRun, source: str | None = None) -> None:
-        self.run, self.source = run, source or run.record.name
+    def __init__(self, run: RecordedRun, source: str | None = None, *, tail: bool = False) -> None:
+        self.run, self.source, self._last_bytes = run, source or run.record.name, _TAIL_BYTES if tail else None
         self.unread: list[str] = []
 
     # ---- what was recorded in the folder ---------------------------------------------------------
@@ -64,27 +73,45 @@ class Evidence:
         return self.run.record.config
 
     def option(self, path: str) -> Any:
-        """Return a part of the configuration by its dotted path, such as `algorithm.optim.learning_rate`; None if it
-        is not recorded.
+        """Return a part of the configuration by its dotted path, such as `data.train.length`; None if it is not
+        recorded. `algorithm.NAME` is an option of the algorithm; one that was left at its default is not recorded.
         """
+        names = path.split(".")
+        if names[0] == "algorithm" and names[1] != "name":
+            names.insert(1, "options")
         at: Any = self.config
-        for name in path.split("."):
+        for name in names:
             at = cast("Mapping[str, Any]", at).get(name) if isinstance(at, Mapping) else None
         return at
 
     @cached_property
     def rows(self) -> list[MetricsRow]:
         """The rows of all stages in order."""
-        return self._read("its metrics", self.run.metrics) or []
+        directory, last = self.run.directory, self._last_bytes
+        if last is None or directory is None:
+            return self._read("its metrics", self.run.metrics) or []
+        return self._read("its metrics", lambda: read_rows(directory / METRICS, last_bytes=last)) or []
+
+    @cached_property
+    def train_rows(self) -> list[MetricsRow]:
+        return [row for row in self.rows if row.stage == "train"]
 
     def series(self, name: str, stage: Stage = "train") -> list[tuple[int, float]]:
         """Return the iterations and the finite values of a metric."""
         found = [(row.iteration, row.metrics.get(name)) for row in self.rows if row.stage == stage]
-        return [(n, float(value)) for n, value in found if isinstance(value, int | float) and math.isfinite(value)]
+        return [(n, float(value)) for n, value in found if _is_finite(value)]
+
+    def total(self, *names: str, last: int = 0) -> float:
+        """Return the sum of metrics over the training rows, or over the last ones of them."""
+        rows = self.train_rows[-last:]
+        return math.fsum(n for row in rows for name in names if _is_finite(n := row.metrics.get(name, 0)))
 
     @cached_property
     def failures(self) -> list[FailedRollout]:
-        return self._read("its failures", self.run.failures) or []
+        directory, last = self.run.directory, self._last_bytes
+        if last is None or directory is None:
+            return self._read("its failures", self.run.failures) or []
+        return self._read("its failures", lambda: read_failures(directory / FAILURES, last_bytes=last)) or []
 
     @cached_property
     def failure_groups(self) -> list[FailureGroup]:
@@ -119,6 +146,17 @@ class Evidence:
         return [line for line in self.log if line.level in ("WARNING", "ERROR", "CRITICAL") and search(line.text)]
 
     @cached_property
+    def refusals(self) -> Counter[str]:
+        """The model calls that could not be trained on, by reason, as far as the log and the cause of the end name
+        them.
+        """
+        found = Counter[str]()
+        for text in (*(line.text for line in self.logged("cannot be trained on: ")), self.cause):
+            for count, reason in _REFUSED.findall(text.partition("cannot be trained on: ")[2]):
+                found[reason] += int(count)
+        return found
+
+    @cached_property
     def cause(self) -> str:
         """Why the run ended too early, as it was recorded; empty otherwise."""
         return self.run.record.cause or ""
@@ -144,6 +182,28 @@ class Evidence:
     def failed(self) -> list[SampledRollout]:
         """The newest failed rollouts that have an attempt: up to 16."""
         return self._sample("failed", _SAMPLED // 3)
+
+    @cached_property
+    def calls(self) -> list[tuple[SampledRollout, list[ModelCallView]]]:
+        """The sampled succeeded rollouts that have model calls, with these calls."""
+        return [(each, calls) for each in self.succeeded if (calls := model_calls(each.spans))]
+
+    @cached_property
+    def tasks(self) -> dict[str, list[Rollout]]:
+        """The newest rollouts by mode, `train` and `val`: one of each group, and of up to 2,000 rollouts each."""
+
+        async def read(store: LightningStore) -> dict[str, list[Rollout]]:
+            found: dict[str, list[Rollout]] = {}
+            for mode in ("train", "val"):
+                rollouts = await store.query_rollouts(
+                    mode_in=[mode], run_id=self._run_id, sort_by="start_time", sort_order="desc", limit=_TASKS
+                )
+                own = algorithm_group(self.run.record.run_id)
+                groups = {each.group_id or each.rollout_id: each for each in rollouts if each.group_id != own}
+                found[mode] = list(groups.values())
+            return found
+
+        return self._query("its tasks", read) or {}
 
     @cached_property
     def workers(self) -> list[Worker]:
@@ -180,3 +240,7 @@ class Evidence:
         except LeydenError as error:
             self.unread.append(f"{what} cannot be read: {error}")
             return None
+
+
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and math.isfinite(value)

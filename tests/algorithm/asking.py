@@ -38,14 +38,13 @@ def client() -> Any:
     )
 
 
-async def ask(llm: ly.LLM, text: str = "guess 0..9") -> str:
-    """Return the answer to a question, sampled as the algorithm suggests."""
+async def ask(llm: ly.LLM, said: str | list[dict[str, Any]] = "guess 0..9", **options: Any) -> str:
+    """Return the answer to a question or a conversation, sampled as the algorithm suggests unless `options` differ."""
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
     answer = await (
         client()
         .with_options(base_url=llm.endpoint)
-        .chat.completions.create(
-            model=llm.model, messages=[{"role": "user", "content": text}], **llm.sampling_parameters
-        )
+        .chat.completions.create(model=llm.model, messages=messages, **{**llm.sampling_parameters, **options})
     )
     return answer.choices[0].message.content or ""
 

@@ -1,4 +1,4 @@
-"""All rollouts of a task get the same reward, so that nothing can be learned from them."""
+"""All rollouts of a task get the same reward, or too few of them are usable, so that nothing can be learned."""
 
 from __future__ import annotations
 
@@ -8,29 +8,41 @@ from leyden.doctor.rule import Finding, Rule
 
 _STEPS = 3
 """Training steps that are looked at, the last ones."""
+_ENOUGH = 8
+"""Groups without signal that suffice in a run of fewer steps."""
 
 
 def _find(run: Evidence) -> Finding | None:
-    rows = [row for row in run.rows if row.stage == "train" and row.metrics.get("groups")][-_STEPS:]
-    flat, groups = (sum(int(row.metrics.get(name) or 0) for row in rows) for name in ("flat_groups", "groups"))
-    if len(rows) < _STEPS or flat < 0.95 * groups:
+    rows = [row for row in run.train_rows if row.metrics.get("groups")][-_STEPS:]
+    flat, small, groups = (
+        sum(int(row.metrics.get(name) or 0) for row in rows) for name in ("flat_groups", "small_groups", "groups")
+    )
+    if flat + small < 0.95 * groups or (len(rows) < _STEPS and flat + small < _ENOUGH) or not rows:
         return None
-    rewards = [value for _, value in run.series("reward")[-_STEPS:]]
-    solved = bool(rewards) and min(rewards) >= 0.99 * (run.option("algorithm.success_reward") or 1.0)
-    if solved:
+    first, rewards = run.series("reward")[:1], [value for _, value in run.series("reward")[-_STEPS:]]
+    best = max((value for _, value in run.series("reward")), default=0.0)
+    is_solved = bool(rewards) and min(rewards) >= 0.99 * (run.option("algorithm.success_reward") or 1.0)
+    if small <= flat and (is_solved or (first and rewards[-1] >= best - 1e-9 * abs(best) > first[0][1])):
         return None  # nothing is left to learn
+    few = small > flat
     return Finding(
-        cause="the rollouts of each task all get the same reward, so nothing is learned",
+        cause="too few rollouts of each task are usable, so nothing is learned"
+        if few
+        else "the rollouts of each task all get the same reward, so nothing is learned",
         evidence=(
-            f"{flat} of the {groups} groups of the last {_STEPS} steps are flat",
+            f"{small} of the {groups} groups of the last {len(rows)} steps have fewer than two usable rollouts"
+            if few
+            else f"{flat} of the {groups} groups of the last {len(rows)} steps are flat",
             f"the mean rewards of these steps are {', '.join(figure(each, 3) for each in rewards)}",
         ),
-        remedy="Compare right and wrong answers with their rewards. If the reward is right, take easier tasks, partial "
+        remedy="Mend what makes rollouts fail or be refused, and run several rollouts_per_task."
+        if few
+        else "Compare right and wrong answers with their rewards. If the reward is right, take easier tasks, partial "
         "credit, or more rollouts_per_task.",
-        command=f"leyden show {run.source} --worst -n 5",
+        command=f"leyden show {run.source} {'--failed' if few else '--worst -n 5'}",
         severity="critical",
-        share=flat / groups,
+        share=(flat + small) / groups,
     )
 
 
-RULE = Rule("flat-groups", _find, during_fit=True)
+RULE = Rule("flat-groups", _find, explains=("untrained-model",), during_fit=True)

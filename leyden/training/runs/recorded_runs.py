@@ -368,13 +368,14 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 # ---- lines of JSON -------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> list[MetricsRow]:
+def read_rows(path: Path, *, last_bytes: int | None = None) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl` in order of iterations; none if the file is missing.
 
     Rows of one stage and iteration are joined, as `in_order` says. Raise ConfigError for a damaged line.
+    last_bytes: read only the whole lines in so many bytes at the file's end; None: read all.
     """
     rows: list[MetricsRow] = []
-    for number, line in _lines(path):
+    for number, line in _lines(path, last_bytes):
         try:
             iteration, stage, seconds = (line.pop(name) for name in ROW_FIELDS)
         except KeyError as error:
@@ -390,18 +391,19 @@ def read_rows(path: Path) -> list[MetricsRow]:
     return in_order(rows)
 
 
-def read_failures(path: Path) -> list[FailedRollout]:
+def read_failures(path: Path, *, last_bytes: int | None = None) -> list[FailedRollout]:
     """Return the failures in a `failures.jsonl`; none if the file is missing.
 
     Fields that a later version may have added are left out. Raise ConfigError for a damaged line.
+    last_bytes: read only the whole lines in so many bytes at the file's end; None: read all.
     """
-    return list(_read_objects(path, FailedRollout))
+    return list(_read_objects(path, FailedRollout, last_bytes))
 
 
-def _read_objects(path: Path, kind: type[T]) -> Iterator[T]:
+def _read_objects(path: Path, kind: type[T], last_bytes: int | None = None) -> Iterator[T]:
     """Yield the object of each line. Raise ConfigError for a line that lacks a field."""
     known = {field.name for field in fields(cast(Any, kind))}
-    for number, line in _lines(path):
+    for number, line in _lines(path, last_bytes):
         try:
             yield kind(**{name: value for name, value in line.items() if name in known})
         except TypeError as error:
@@ -409,10 +411,17 @@ def _read_objects(path: Path, kind: type[T]) -> Iterator[T]:
             raise _damaged(path, number, str(error).partition("() ")[2]) from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the JSON object of each line that is not empty, and the line's number. Raise ConfigError for others."""
+def _lines(path: Path, last_bytes: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the JSON object of each line that is not empty, and the line's number. Raise ConfigError for others.
+
+    last_bytes: yield only the whole lines in so many bytes at the file's end, whose numbers begin there.
+    """
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        with path.open("rb") as file:
+            if last_bytes is not None and (start := path.stat().st_size - last_bytes) > 0:
+                file.seek(start)
+                file.readline()
+            text = file.read().decode("utf-8-sig", "replace")
     except FileNotFoundError:
         return
     except OSError as error:

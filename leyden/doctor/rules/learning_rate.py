@@ -1,0 +1,44 @@
+"""The learning rate is far from the one that suits the model's size."""
+
+from __future__ import annotations
+
+from leyden._lib.formatting import figure
+from leyden.doctor.evidence import Evidence
+from leyden.doctor.rule import Finding, Rule
+from leyden.doctor.trends import best_of, levels, rose
+from leyden.objectives.schedules import default_learning_rate
+
+_HIGH, _LOW = 10.0, 1 / 20.0
+
+
+def _find(run: Evidence) -> Finding | None:
+    rate, size = run.option("algorithm.optim.learning_rate"), run.option("model.n_weights")
+    if not isinstance(rate, float) or not isinstance(size, int) or not run.total("optimizer_steps"):
+        return None
+    adapter = run.option("algorithm.backend.lora") is not None
+    usual, reward, last = default_learning_rate(size, adapter=adapter), levels(run), run.series("reward", "val")[-1:]
+    if _LOW < rate / usual < _HIGH or (rose(reward) and best_of(reward).above(reward[-1]) < 3):
+        return None  # it has learned with this rate
+    kl = [value for _, value in run.series("kl")]
+    evidence = [
+        f"learning_rate is {figure(rate, 3)}; {figure(usual, 1)} suits {'an adapter of ' * adapter}a model of {size:,} weights"
+    ]
+    if reward:
+        evidence.append(f"the mean reward went from {reward[0]} to {reward[-1]}")
+    if kl:
+        evidence.append(f"the largest kl of a step was {figure(max(kl), 2)}")
+    if last and not reward:
+        evidence.append(f"the last validation had a reward of {figure(last[0][1], 3)}")
+    high = rate > usual
+    return Finding(
+        cause=f"the learning rate is {figure(rate / usual if high else usual / rate, 2)} times too {'large' if high else 'small'}",
+        evidence=tuple(evidence),
+        remedy="Leave optim out to take the rate for the model's size, or find one.",
+        command="leyden lr-range --help",
+        severity="critical" if high and kl and max(kl) > 0.1 else "warning",
+    )
+
+
+RULE = Rule(
+    "learning-rate", _find, explains=("unstable-loss", "collapse", "untrained-model", "flat-groups", "cut-answers")
+)
