@@ -10,6 +10,8 @@ from leyden.cli.output import AsJson, Column, echo, echo_json, echo_table
 
 _SHOWN = 5
 """Flipped tasks that are printed in each direction."""
+_FILES = 8
+"""Files of code that are printed."""
 
 
 def compare(
@@ -21,7 +23,8 @@ def compare(
 ) -> None:
     """Compare the first run with each of the others.
 
-    Printed are the options, versions and commits that differ, the rewards, time, tokens and cost. Where the last
+    Printed are the options, files of code, versions and commits that differ, what was changed while the runs worked,
+    the rewards, time, tokens and cost. Where the last
     validations ran the same tasks, their difference is paired by task, with a 95 % interval, and the tasks that only
     one run has solved are listed with ids, rewards and answers. A task is solved with a mean reward of at least 0.5, or
     the higher one if there are two rewards in all.
@@ -58,6 +61,8 @@ def compare(
     rows["tags"] = [", ".join(each["tags"]) for each in heads]
     rows["note"] = [shortened(each["notes"][-1]["text"], 40) if each["notes"] else "" for each in heads]
     rows |= {name: [value_text(value) for value in of] for name, of in data["configuration"].items()}
+    files: dict[str, list[str | None]] = data["code"] or {}
+    rows |= {name: [(digest or "-")[:12] for digest in files[name]] for name in [*files][:_FILES]}
     rows |= {name: [str(value)[:12] for value in of] for name, of in data["versions"].items()}
     rows["uncommitted changes"] = ["yes" if each else "" for each in data["uncommitted_changes"]]
     rows["reward: first last best"] = [course(each) for each in data["reward"]]
@@ -72,6 +77,15 @@ def compare(
         echo("all are the same run")
     elif not data["configuration"]:
         echo("no recorded option differs")
+    if data["code"] is None:
+        echo("at least one of the runs did not record its code, so it may differ")
+    elif len(files) > _FILES:
+        echo(f"{len(files) - _FILES:,} more files of code differ")
+    for head, changes in zip(heads, data["control"], strict=True):
+        if changes:
+            echo(f"{head['name']}, while it worked")
+        for each in changes or ():
+            echo("  ", each)
     for number, each in enumerate(data["against_first"], start=1):
         echo("")
         _show_difference(heads[0]["name"], heads[number]["name"], each)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -185,6 +184,7 @@ def _print_head(run: RecordedRun) -> None:
     )
     from leyden.training.runs.run_description import command_of
     from leyden.training.runs.run_options import changed_of, value_text
+    from leyden.training.runs.start import short_path
 
     record, data, metrics = run.record, as_data(run), run.summary_metrics()
     echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
@@ -209,7 +209,7 @@ def _print_head(run: RecordedRun) -> None:
     if lengths:
         echo(f"tasks       {', '.join(lengths)}")
     options = changed_of(record)
-    _echo_list("options", [f"{re.sub('^(algorithm|vessel).', '', p)} {value_text(options[p])}" for p in options])
+    _echo_list("options", [f"{short_path(each)} {value_text(value)}" for each, value in options.items()])
     if metrics.iterations:
         echo(f"steps       {metrics.iterations:,}")
     for name, reward in (("reward", metrics.reward), ("val reward", metrics.val_reward)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from leyden._lib.components import arguments_of
-from leyden.agent import LitAgent
+from leyden.agent import FunctionalLitAgent, LitAgent
 from leyden.algorithm import Algorithm, Dataset
 from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.training.runs.run_code import describe_code
@@ -47,13 +49,17 @@ def run_config(
     trainer_options: the trainer's options that are not defaults, by dotted path.
     """
     described = algorithm_config(algorithm)
+    function = agent.function if isinstance(agent, FunctionalLitAgent) else None
     data = {"train": train_dataset, "val": val_dataset}
     return {
         **described,
-        "agent": {"name": import_path(getattr(agent, "function", agent))},
+        "agent": {
+            "name": import_path(function or agent),
+            "options": describe(_values_of(function)) if function else {},
+        },
         "code": code,
         NOT_DEFAULT: {
-            **({} if hasattr(agent, "function") else changed_options(agent, "agent")),
+            **({} if function else changed_options(agent, "agent")),
             **described[NOT_DEFAULT],
             **trainer_options,
         },
@@ -67,6 +73,15 @@ def run_config(
         "max_rollouts": max_rollouts,
         **describe_program(),
     }
+
+
+def _values_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the values that a function has beside its code: its defaults, and variables of a function around it."""
+    if not inspect.isfunction(plain := inspect.unwrap(function)):
+        return {}
+    defaults = {name: each.default for name, each in inspect.signature(plain).parameters.items()}
+    given = {name: each for name, each in defaults.items() if each is not None and each is not inspect.Parameter.empty}
+    return {**given, **inspect.getclosurevars(plain).nonlocals}
 
 
 def _component(made: object) -> dict[str, Any]:

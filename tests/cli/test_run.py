@@ -421,6 +421,32 @@ def test_a_program_that_an_agent_runs_is_a_part_of_its_code(said: Said, tmp_path
     assert "since run first: program.sh (edited)" in said("run", "--from", "first", "--dry-run")[2]
 
 
+def test_two_agents_and_what_was_steered_are_compared(said: Said, tmp_path: Path):
+    from leyden.training.runs.control import ControlFile, ControlLine
+
+    (tmp_path / "other_to_run.py").write_text(AGENT.replace("% 2", "% 3"))
+    for name in ("agent_to_run", "other_to_run"):
+        agent = f"agent={name}.py:agent"
+        assert said("run", "train.yaml", "--set", agent, "--set", f"trainer.run_dir={name[:5]}")[0] == 0
+    line = ControlLine("1", 1.0, "ann", "set", "done", "algorithm.polling_interval", 2, 1, 3)
+    ControlFile(tmp_path / "other").append([line])
+    _, out, err = said("compare", "agent", "other")
+    assert "agent_to_run.agent" in out and "other_to_run.agent" in out, err
+    assert "other, while it worked\n  polling_interval 1 -> 2 from step 4\n" in out
+    data = json.loads(said("compare", "agent", "other", "--json")[1])
+    assert {"agent", "code"} == set(data["configuration"]) and data["control"][0] == []
+    ours, theirs = (recorded(each)["config"]["code"]["files"] for each in ("agent", "other"))
+    assert data["code"] == {
+        "agent_to_run.py": [ours["agent_to_run.py"], None],
+        "other_to_run.py": [None, theirs["other_to_run.py"]],
+    }
+    assert json.loads(said("compare", "agent", "agent", "--json")[1])["code"] == {}
+    record = recorded("other")
+    del record["config"]["code"]
+    (tmp_path / "other" / "run.json").write_text(json.dumps(record))
+    assert "at least one of the runs did not record its code" in said("compare", "agent", "other")[1]
+
+
 def test_a_run_that_goes_on_with_other_code_says_so_and_records_both(said: Said, tmp_path: Path):
     (tmp_path / "agent_to_run.py").write_text(
         AGENT + "import os\nif not os.path.exists('go'): raise SystemError('not yet')\n"

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from leyden._lib.logs import Preview
@@ -18,6 +19,7 @@ from leyden.adapter.transcript import answer_of
 from leyden.errors import ConfigError, LeydenError
 from leyden.statistics import Sample, paired_difference, unpaired_difference
 from leyden.store.base import LightningStore
+from leyden.training.runs.control import in_words, read_control
 from leyden.training.runs.recorded_runs import RecordedRun, iteration_of
 from leyden.training.runs.rollouts import has_the_store_for_itself
 from leyden.training.runs.run_metrics import RewardMetrics
@@ -49,11 +51,30 @@ def compare_runs(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "configuration": differing(records),
         "versions": {name: values for name, values in versions.items() if len(set(values)) > 1},
         "uncommitted_changes": [each.get("dirty") for each in git],
+        "code": _code([_mapping(record.config.get("code")) for record in records]),
+        "control": [None if run.directory is None else _control(run.directory) for run in runs],
         "reward": [_rewards(each.reward) for each in metrics],
         "val_reward": [_rewards(each.val_reward) for each in metrics],
         "totals": [total if reason is None else {"reason": reason} for total, reason in found],
         "against_first": [_against(runs[0], run, tasks[0], tasks[n]) for n, run in enumerate(runs) if n],
     }
+
+
+def _code(codes: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]] | None:
+    """Return the digests of each file that differs, None where a run does not use it; None if a run did not record its
+    code, so that it is unknown whether files differ.
+    """
+    if not all("files" in each for each in codes):
+        return None
+    digests = {
+        name: [each["files"].get(name) for each in codes] for name in sorted({n for c in codes for n in c["files"]})
+    }
+    return {name: of for name, of in digests.items() if len(set(of)) > 1}
+
+
+def _control(directory: Path) -> list[str]:
+    """Return what people changed in a run while it worked, in words."""
+    return [in_words(line) for line in read_control(directory) if line.state == "done"]
 
 
 def _read(run: RecordedRun, query: Callable[[LightningStore], Awaitable[T]]) -> tuple[T | None, str | None]:

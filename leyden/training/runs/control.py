@@ -21,6 +21,7 @@ from leyden._lib.atomic import append_locked
 from leyden._lib.json import json_line
 from leyden.errors import ConfigError
 from leyden.training.runs.folder import CONTROL, Manifest, read_manifest
+from leyden.training.runs.start import short_path
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def answer_to(request: ControlLine, lines: Sequence[ControlLine]) -> ControlLine
 
 def in_words(line: ControlLine) -> str:
     """Return what a line says, such as `optim.learning_rate 0.0001 -> 0.0003 from step 13`."""
-    path = (line.path or "").removeprefix("algorithm.").removeprefix("vessel.").removeprefix("trainer.")
+    path = short_path(line.path or "")
     if line.state == "asked":
         given = "" if line.command != "set" else f" {path} = {shown(line.value)}"
         return f"{line.command}{given}, asked and not answered yet"

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from leyden._lib.formatting import one_line
 from leyden._lib.options import nearest
 from leyden.errors import ConfigError
+from leyden.training.runs.opening import EARLIER_CODE
 from leyden.training.runs.recorded_runs import RecordedRun
 from leyden.training.runs.run_description import NOT_DEFAULT
 from leyden.types.run_record import RunRecord
@@ -34,9 +35,12 @@ def changed_of(record: RunRecord) -> Mapping[str, Any]:
 
 
 def facts_of(record: RunRecord) -> dict[str, Any]:
-    """Return what a run is about beside its options: its algorithm, its model and its data."""
+    """Return what a run is about beside its options: its agent, algorithm, model, data and code."""
     config, facts = record.config, dict[str, Any]()
-    parts = {"algorithm": config.get("algorithm"), "model": config.get("model"), **_mapping(config.get("data"))}
+    parts = {name: config.get(name) for name in ("agent", "algorithm", "model")} | _mapping(config.get("data"))
+    if code := _mapping(config.get("code")).get("digest"):
+        facts["code"] = ", then ".join([*config.get(EARLIER_CODE, []), code])
+    facts |= {f"agent.{name}": value for name, value in _mapping(_mapping(parts["agent"]).get("options")).items()}
     for name, part in ((name, _mapping(part)) for name, part in parts.items()):
         digest = f" ({part['digest']})" if part.get("digest") else ""
         if "length" in part:
@@ -102,6 +106,8 @@ def labels_of(runs: Sequence[RecordedRun]) -> list[str]:
     """
     records = [run.record for run in runs]
     differ, labels = without_classes(differing(records)), list[str]()
+    if len(differ) > 1:  # a digest tells a reader the least
+        differ.pop("code", None)
     names = short_names(differ)
     for i, record in enumerate(records):
         own = ", ".join(f"{names[path]} {value_text(of[i])}" for path, of in differ.items() if of[i] is not UNKNOWN)
@@ -147,5 +153,5 @@ def column_of(runs: Sequence[RecordedRun], name: str) -> list[Any]:
     return [each.get(name, UNKNOWN) for each in newest]
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
