@@ -69,7 +69,12 @@ def test_the_tasks_that_flipped_are_listed_with_their_evidence(tmp_path: Path) -
     assert lost["after"]["rollouts"][0]["status"] == "failed" and lost["after"]["rollouts"][0]["reward"] is None
     assert (against["paired"], against["left_out"], against["better"], against["worse"]) == (True, 1, 2, 1)
     assert against["difference"]["mean"] == pytest.approx((-1.0 + 0.5 + 0.4) / 7)
-    assert found["configuration"] == {"trainer.n_runners": ["(default)", 2]}
+    assert found["configuration"] == {
+        "agent.fails": [None, 2],
+        "agent.rewards": [{"0": 1.0, "1": 1.0, "2": 1.0}, {"1": 1.0, "2": 1.0, "3": 0.5, "4": 0.4}],
+        "trainer.n_runners": ["(default)", 2],
+    }
+    assert found["code"] == {} and found["control"] == [[], []]
     assert [each["failed"] for each in found["totals"]] == [0, 2]
     assert [each["last"] for each in found["val_reward"]] == [0.5, 0.5]
 
