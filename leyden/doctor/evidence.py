@@ -30,7 +30,7 @@ _SAMPLED = 48
 _SPANS = 500
 """Spans that are read of one rollout."""
 _TASKS = 2000
-"""Rollouts of each mode whose tasks are read, the newest."""
+"""Rollouts of each mode whose tasks are read, the first."""
 _TAIL_BYTES = 1_000_000
 _REFUSED = re.compile(r"(\d+) x (.+?)(?=; \d+ x |\. \d+ rollouts were cancelled|\. See such rollouts|\s*$)", re.S)
 _LINE = re.compile(r"^(\S+ \S+) (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)$")
@@ -190,13 +190,13 @@ class Evidence:
 
     @cached_property
     def tasks(self) -> dict[str, list[Rollout]]:
-        """The newest rollouts by mode, `train` and `val`: one of each group, and of up to 2,000 rollouts each."""
+        """The first rollouts by mode, `train` and `val`: one of each group, among up to 2,000 rollouts each."""
 
         async def read(store: LightningStore) -> dict[str, list[Rollout]]:
             found: dict[str, list[Rollout]] = {}
             for mode in ("train", "val"):
                 rollouts = await store.query_rollouts(
-                    mode_in=[mode], run_id=self._run_id, sort_by="start_time", sort_order="desc", limit=_TASKS
+                    mode_in=[mode], run_id=self._run_id, sort_by="start_time", limit=_TASKS
                 )
                 own = algorithm_group(self.run.record.run_id)
                 groups = {each.group_id or each.rollout_id: each for each in rollouts if each.group_id != own}

@@ -41,15 +41,14 @@ def levels(run: Evidence, name: str = "reward", stage: Stage = "train", *, windo
     window: steps; None: five, or three in a run of fewer than ten steps.
 
     The error of one step is the largest of three: what successive steps usually differ by, what the spread of its
-    rewards makes likely, and one rollout's share of the range of rewards.
+    rewards makes likely, and one rollout's share of the range of rewards. Successive validations differ by what was
+    learned between them, so the first counts for them only if they have no spread.
     """
     points = run.series(name, stage)
     n = window or (_LONG if len(points) >= 2 * _LONG else _SHORT)
     if len(points) < 2 * n:
         return []
     errors = [1e-9 * max(abs(value) for _, value in points)]
-    if len(points) > _SHORT:
-        errors.append(1.4826 * median(abs(b - a) for (_, a), (_, b) in pairwise(points)) / math.sqrt(2))
     if name == "reward":
         spread = [dict(run.series(each, stage)) for each in ("reward_std", "rollouts", "reward_min", "reward_max")]
         deviations, counts, low, high = ([by.get(at) for at, _ in points] for by in spread)
@@ -59,6 +58,8 @@ def levels(run: Evidence, name: str = "reward", stage: Stage = "train", *, windo
             lows, highs = [each for each in low if each is not None], [each for each in high if each is not None]
             if lows and highs:
                 errors.append((max(highs) - min(lows)) / min(c for _, c in known))
+    if len(points) > _SHORT and (stage == "train" or len(errors) == 1):
+        errors.append(1.4826 * median(abs(b - a) for (_, a), (_, b) in pairwise(points)) / math.sqrt(2))
     error = max(errors) / math.sqrt(n)
     return [
         Level(mean_of(value for _, value in points[end - n : end]), error, points[end - 1][0])

@@ -44,7 +44,7 @@ async def ask(llm: ly.LLM, said: str | list[dict[str, Any]] = "guess 0..9", **op
     answer = await (
         client()
         .with_options(base_url=llm.endpoint)
-        .chat.completions.create(model=llm.model, messages=messages, **{**llm.sampling_parameters, **options})
+        .chat.completions.create(**{"model": llm.model, "messages": messages, **llm.sampling_parameters, **options})
     )
     return answer.choices[0].message.content or ""
 

@@ -15,7 +15,16 @@ def train(directory: Path, agent: Any, tasks: Any = None, val: Any = None, **opt
     policy = options.pop("backend", None) or backend()
     trainer = {
         name: options.pop(name)
-        for name in ("strategy", "n_runners", "concurrency", "adapter", "llm_proxy", "tracer", "initial_resources")
+        for name in (
+            "strategy",
+            "n_runners",
+            "concurrency",
+            "adapter",
+            "llm_proxy",
+            "tracer",
+            "initial_resources",
+            "callbacks",
+        )
         if name in options
     }
     algorithm = kind(policy, **{"n_steps": 4, "tasks_per_step": 2, "rollouts_per_task": 4, "max_tokens": 4} | options)

@@ -14,10 +14,9 @@ def _find(run: Evidence) -> Finding | None:
     limit = run.option("algorithm.max_tokens")
     if cut < _ENOUGH or share < 0.9 or limit == 1:  # of one token, no answer can end
         return None
-    longest = max(len(call.tokens.response_ids) for _, calls in run.calls for call in calls if call.tokens is not None)
     return Finding(
         cause="nearly all answers are cut off at max_tokens",
-        evidence=(f"{share:.0%} of the sampled model calls ended at their limit, {longest} tokens at most",),
+        evidence=(f"{share:.0%} of the sampled model calls ended at their limit",),
         remedy=f"Raise max_tokens of the algorithm{'' if limit is None else f' (it is {limit})'} or of the agent. A base "
         "model ends no answer by itself: give it a stop text.",
         command=f"leyden show {run.source} --worst -n 3",

@@ -13,14 +13,14 @@ def _find(run: Evidence) -> Finding | None:
     pairs, doubled, example = Counter[str](), 0, ""
     for rollout, calls in run.calls:
         for call in calls:
-            views = [view for span in call.spans if (view := read_model_call(span)) is not None]
-            own = [view for view in views if view.convention == GATEWAY]
-            others = [view for view in views if view.convention != GATEWAY and view.response_id is not None]
-            for seen in (own, others):
-                if len({view.span.span_id for view in seen}) > 1 and len({view.response_id for view in seen}) == 1:
-                    doubled += 1
-                    example = f"{seen[0].response_id} in rollout {rollout.rollout.rollout_id}"
-                    pairs[" and ".join(sorted(f"{view.convention} ({view.span.name})" for view in seen))] += 1
+            views = [view for span in call.spans if (view := read_model_call(span)) is not None and view.response_id]
+            sources = [(view.convention, view.span.name) for view in views if view.convention != GATEWAY]
+            own = [(view.convention, view.span.name) for view in views if view.convention == GATEWAY]
+            # a framework's span around its SDK's has the same convention, another name, and is no second instrument
+            if len({kind for kind, _ in sources}) > 1 or len(set(sources)) < len(sources) or len(own) > 1:
+                doubled += 1
+                example = f"{views[0].response_id} in rollout {rollout.rollout.rollout_id}"
+                pairs[" and ".join(f"{name} ({kind})" for kind, name in sorted(sources or own))] += 1
     n_calls = sum(len(calls) for _, calls in run.calls)
     if not doubled:
         return None

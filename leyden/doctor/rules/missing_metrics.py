@@ -12,6 +12,8 @@ _WARNED = r"waits for the metric|has no metrics; the vessel|lacks .*, which earl
 
 def _find(run: Evidence) -> Finding | None:
     evidence = [line.text for line in run.logged(_WARNED)][-3:]
+    if ended := "needs the metric" in run.cause:
+        evidence.insert(0, run.cause)
     rewards = [(row.iteration, row.metrics.get("reward")) for row in run.rows if row.metrics.get("rollouts", 1)]
     lost = [n for n, value in rewards if isinstance(value, float) and not math.isfinite(value)]
     if lost:
@@ -28,6 +30,7 @@ def _find(run: Evidence) -> Finding | None:
         evidence=tuple(evidence),
         remedy="Report the metric from step or validate, or correct the name in the callback that waits for it.",
         command=f"leyden show {run.source}",
+        severity="critical" if ended else "warning",
         share=len(lost) / len(rewards) if lost else 0.5,
     )
 

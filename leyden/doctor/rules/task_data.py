@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from leyden._lib.logs import Preview
@@ -41,23 +43,36 @@ def _find_empty(run: Evidence) -> Finding | None:
     return None
 
 
+def _first_pass(rollouts: Sequence[Rollout], length: int) -> list[str]:
+    """Return the tasks of the first pass over the data, or of the first batch that an evaluation has numbered, in which
+    each task of the data set comes once.
+    """
+    if rollouts[0].metadata.get("step"):  # the first ones were pruned
+        return []
+    places: list[Any] = [each.metadata.get("task") for each in rollouts]
+    if None in places:
+        return list(map(_digest, rollouts[:length]))
+    end = next((n for n, (one, other) in enumerate(pairwise(places), 1) if other <= one), len(places))
+    return list(map(_digest, rollouts[:end]))
+
+
 def _find_repeated(run: Evidence) -> Finding | None:
-    rollouts, length = run.tasks.get("train", []), run.option("data.train.length")
-    if not isinstance(length, int) or length < _ENOUGH or len(rollouts) < length:
-        return None  # not a whole pass over the data
-    counts = Counter(map(_digest, rollouts))
-    if len(counts) > 0.8 * length:
-        return None
-    task, n = counts.most_common(1)[0]
-    return Finding(
-        cause="the training data has the same tasks many times",
-        evidence=(
-            f"a data set of {length:,} tasks has {len(counts):,} different ones; {Preview(task)} came {n:,} times",
-        ),
-        remedy="Remove the repeated tasks. If they are meant, raise rollouts_per_task, which compares them.",
-        command=f"leyden show {run.source} --worst -n 5",
-        share=1 - len(counts) / length,
-    )
+    for mode, rollouts in run.tasks.items():
+        length = run.option(f"data.{mode}.length")
+        drawn = _first_pass(rollouts, length) if isinstance(length, int) and rollouts else []
+        counts = Counter(drawn)
+        if len(drawn) >= _ENOUGH and len(counts) <= 0.8 * len(drawn):
+            task, n = counts.most_common(1)[0]
+            return Finding(
+                cause="the data has the same tasks many times",
+                evidence=(
+                    f"the first {len(drawn):,} {mode} tasks are {len(counts):,} different ones; {Preview(task)} came {n:,} times",
+                ),
+                remedy="Remove the repeated tasks. If they are meant, raise rollouts_per_task, which compares them.",
+                command=f"leyden show {run.source} --worst -n 5",
+                share=1 - len(counts) / len(drawn),
+            )
+    return None
 
 
 def _find_leaked(run: Evidence) -> Finding | None:
