@@ -12,3 +12,4 @@ from leyden.doctor.diagnosis import diagnose as diagnose
 from leyden.doctor.evidence import Evidence as Evidence
 from leyden.doctor.rule import Finding as Finding
 from leyden.doctor.rule import Rule as Rule
+from leyden.doctor.watch import FitWatch as FitWatch

@@ -19,6 +19,7 @@ from leyden.training.runs import RecordedRun
 from leyden.training.runs.folder import FAILURES, METRICS
 from leyden.training.runs.recorded_runs import FailedRollout, read_failures, read_rows
 from leyden.training.runs.rollouts import FailureGroup, group_failures, has_the_store_for_itself
+from leyden.training.runs.run_metrics import metrics_of
 from leyden.types import AttemptedRollout, Rollout, RolloutSummary, Span, Worker
 from leyden.types.run_record import algorithm_group
 
@@ -31,7 +32,7 @@ _SPANS = 500
 """Spans that are read of one rollout."""
 _TASKS = 2000
 """Rollouts of each mode whose tasks are read, the first."""
-_TAIL_BYTES = 1_000_000
+_TAIL_BYTES = 500_000
 _REFUSED = re.compile(r"(\d+) x (.+?)(?=; \d+ x |\. \d+ rollouts were cancelled|\. See such rollouts|\s*$)", re.S)
 _LINE = re.compile(r"^(\S+ \S+) (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)$")
 
@@ -59,7 +60,7 @@ class Evidence:
     A part that cannot be read is empty, and `unread` has the reason.
     run: the run.
     source: the run as the user names it, for the commands of remedies; its recorded name by default.
-    tail: read only the last megabyte of the run's metrics and failures.
+    tail: read only the ends of the run's metrics, failures and log, and nothing of its store.
     """
 
     def __init__(self, run: RecordedRun, source: str | None = None, *, tail: bool = False) -> None:
@@ -125,12 +126,12 @@ class Evidence:
 
     @cached_property
     def log(self) -> list[LogLine]:
-        """The records of the last 4 MB of the run's log."""
+        """The records in the last 4 MB of the run's log."""
         path = self.run.log_path
         if path is None:
             return []
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            file.seek(max(0, path.stat().st_size - (self._last_bytes or _LOG_BYTES)))
             text = file.read().decode("utf-8", "replace")
         lines: list[LogLine] = []
         for line in text.split("\n"):
@@ -163,7 +164,7 @@ class Evidence:
 
     def share_of_rollouts(self, n: int) -> float:
         """Return which share of the run's finished rollouts so many are: of those in its metrics, or in its store."""
-        total = self.run.summary_metrics().rollouts or (0 if self.counts is None else self.counts.finished)
+        total = metrics_of(self.rows).rollouts or (0 if self.counts is None else self.counts.finished)
         return min(1.0, n / max(total, n, 1))
 
     # ---- what the store has ----------------------------------------------------------------------
@@ -229,7 +230,9 @@ class Evidence:
         return self._query("its rollouts", read) or []
 
     def _query(self, what: str, query: Callable[[LightningStore], Awaitable[T]]) -> T | None:
-        """Return what a query of the store finds; None if the run has no store, or it cannot be read."""
+        """Return what a query of the store finds; None if the run has no store, or it cannot or must not be read."""
+        if self._last_bytes is not None:
+            return None
         if self.run.directory is not None and not self.config.get("store") and not has_the_store_for_itself(self.run):
             return None
         return self._read(what, lambda: self.run.read_store(query))

@@ -43,4 +43,6 @@ class Rule:
     live: bool = False
     """Whether the rule asks servers or processes of a run that is running. It is left out unless that is asked for."""
     during_fit: bool = False
-    """Whether the rule reads only the last rows, failures and log lines of the run's folder, so that `fit` runs it."""
+    """Whether the last rows, failures and log lines of the run's folder suffice for the rule, so that `fit` runs it."""
+    warned: str = ""
+    """A regular expression of the log's own warnings of this cause, which `fit` does not repeat."""

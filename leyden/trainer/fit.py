@@ -28,6 +28,7 @@ from leyden.adapter import TraceAdapter
 from leyden.agent import LitAgent, agent_version
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
 from leyden.algorithm.steering import steerable
+from leyden.doctor import FitWatch
 from leyden.errors import ConfigError, MissingResource, StoreError, UnknownRun, redact
 from leyden.execution import ExecutionStrategy
 from leyden.execution.execution_strategy import RunsAgain, StopSignal
@@ -204,11 +205,14 @@ class Fit:
         if self._shows_progress and not bars:
             is_eval = self._manifest.record.kind == "eval"
             bars.append(bar := ProgressBar(metrics=(), activity="eval") if is_eval else ProgressBar())
-        look = (lambda: None) if self._steering is None else self._steering.look
+        folder = None
+        if self.directory is not None and self._steering is not None:
+            looks = (self._steering.look, FitWatch(self.directory).look)
+            folder = FolderRecorder(self.directory, self._manifest, looks=looks)
         recorder = RunRecorder(
             self._manifest,
             self._store,
-            None if self.directory is None else FolderRecorder(self.directory, self._manifest, look=look),
+            folder,
             writers=config.loggers,
             callbacks=config.callbacks,
             bar=bar,

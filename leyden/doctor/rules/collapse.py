@@ -11,6 +11,7 @@ from leyden.doctor.trends import best_of, levels, rose
 _WINDOW = 3
 _ERRORS = 5.0
 """The best of many windows is above the truth by chance, so a fall counts from more standard errors on."""
+_ENOUGH = 8
 _CHANGES = ("entropy", "kl", "grad_norm", "response_tokens")
 
 
@@ -62,6 +63,9 @@ def _narrowed(run: Evidence) -> list[str]:
         before, now = mean_of(lengths[:_WINDOW]), mean_of(lengths[-_WINDOW:])
         if now <= 1.0 < 1.5 < before:
             signs.append(f"the answers shrank from {figure(before, 3)} tokens to {figure(now, 3)}")
+    ends = [tuple(tokens.response_ids) for _, calls in run.calls if (tokens := calls[-1].tokens) is not None]
+    if len(ends) >= _ENOUGH and len(set(ends)) == 1 and run.total("flat_groups") < run.total("groups"):
+        signs.append(f"the newest {len(ends)} rollouts end with one answer, and earlier ones did not")
     return signs
 
 
@@ -83,4 +87,10 @@ def _changes(run: Evidence, at: int) -> list[str]:
     return changes
 
 
-RULE = Rule("collapse", _find, explains=("flat-groups", "cut-answers", "untrained-model"), during_fit=True)
+RULE = Rule(
+    "collapse",
+    _find,
+    explains=("flat-groups", "cut-answers", "untrained-model"),
+    during_fit=True,
+    warned="the reward has fallen|all answers are the same",
+)

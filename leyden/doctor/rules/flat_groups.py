@@ -45,4 +45,10 @@ def _find(run: Evidence) -> Finding | None:
     )
 
 
-RULE = Rule("flat-groups", _find, explains=("untrained-model",), during_fit=True)
+RULE = Rule(
+    "flat-groups",
+    _find,
+    explains=("untrained-model",),
+    during_fit=True,
+    warned="nothing to learn|all answers|nothing is left to learn",
+)

@@ -43,4 +43,4 @@ def validation_fall(run: Evidence) -> tuple[Level, Level] | None:
     return (best, last) if best.above(last) > _ERRORS and learned and not fell_too else None
 
 
-RULE = Rule("overfitting", _find)
+RULE = Rule("overfitting", _find, during_fit=True)

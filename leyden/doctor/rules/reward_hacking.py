@@ -62,4 +62,4 @@ def _same_answer(run: Evidence) -> int:
     return len(ends) if len(ends) >= _ENOUGH and len(prompts) >= _ENOUGH // 2 and len(answers) == 1 else 0
 
 
-RULE = Rule("reward-hacking", _find, explains=("overfitting",))
+RULE = Rule("reward-hacking", _find, explains=("overfitting",), during_fit=True)

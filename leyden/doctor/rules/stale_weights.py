@@ -69,4 +69,4 @@ def _old_versions(run: Evidence) -> list[tuple[str, int, int]]:
     return found
 
 
-RULE = Rule("stale-weights", _find, explains=("collapse", "unstable-loss", "flat-groups"))
+RULE = Rule("stale-weights", _find, explains=("collapse", "unstable-loss", "flat-groups"), during_fit=True)

@@ -19,4 +19,4 @@ def _find(run: Evidence) -> Finding | None:
     )
 
 
-RULE = Rule("untrained-model", _find, during_fit=True)
+RULE = Rule("untrained-model", _find)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, cast
 from leyden._lib.components import KeepsArguments, accepts
 from leyden._lib.host.child import exit_if_starting
 from leyden._lib.options import check_flag, check_number
+from leyden.doctor import FitWatch
 from leyden.errors import ConfigError
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.factory import env_kind
@@ -293,7 +294,8 @@ class Trainer(KeepsArguments, TrainLoop):
         continues = resume and (self.run_dir / MANIFEST).exists()  # earlier versions wrote none
         directory, manifest = begin_run(self.run_dir, resume=continues, kind="rl", config=self._run_config(vessel))
         steering = Steering(directory, SimulatorOptions(self, vessel), stop=self._stop_as_asked, is_async=False)
-        folder, self._steering = FolderRecorder(directory, manifest, look=steering.look), steering
+        looks = (steering.look, FitWatch(directory).look)
+        folder, self._steering = FolderRecorder(directory, manifest, looks=looks), steering
         beginning, boundary = steering_callbacks(steering)
         self._recorded = FolderWriter(folder), [beginning, FolderCallback(folder), boundary]
         self.writers.insert(0, self._recorded[0])

@@ -1,7 +1,7 @@
 """`FolderRecorder`: writes a run's folder while the run lives.
 
 It needs no event loop and knows no store. Rows and failures are appended as they come, so a kill loses none that was
-written. A thread touches `run.json` every ten seconds to show that the run lives, and calls `look` every second.
+written. A thread touches `run.json` every ten seconds to show that the run lives, and calls `looks` every second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
@@ -39,11 +39,11 @@ class FolderRecorder:
 
     directory: the run's folder, which exists already.
     manifest: from `begin_run`.
-    look: called every second, in a thread of the recorder.
+    looks: called every second, in a thread of the recorder.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, *, look: Callable[[], None] = lambda: None) -> None:
-        self._look = look
+    def __init__(self, directory: Path, manifest: Manifest, *, looks: Sequence[Callable[[], None]] = ()) -> None:
+        self._looks = looks
         self.directory = directory
         self.manifest = manifest.of_this_process()
         self._log = RunLog(directory / LOG, manifest.record.run_id)
@@ -132,10 +132,11 @@ class FolderRecorder:
                 self._write_manifest()
         beat_at = time.monotonic()
         while not self._ended.wait(_LOOK_SECONDS):
-            try:
-                self._look()
-            except Exception:
-                logger.exception("a request to the run could not be read")
+            for look in self._looks:
+                try:
+                    look()
+                except Exception:
+                    logger.exception("%s has failed", getattr(look, "__qualname__", look))
             if time.monotonic() - beat_at >= HEARTBEAT_SECONDS:
                 beat_at = time.monotonic()
                 with contextlib.suppress(OSError):  # the folder was moved or removed; the run itself goes on
