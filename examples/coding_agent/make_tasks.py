@@ -4,11 +4,13 @@
     leyden tasks check tasks
 
 The sources come from the package index, in pinned versions, with their tests (pip; about 1 MB). A task is written only
-if the tests pass on the original and fail on the bug. Its size is one of three:
+if the tests pass on the original and fail on the bug. `--sizes` chooses among five:
 
 | size | the bug | the instruction has |
 |---|---|---|
+| token | one line | what `line` has, and the wrong part of the line |
 | line | one line | the file, the line's number, its text, and the test that fails |
+| lines | three lines, in several files if the package has them | the same of each line, and the tests that fail |
 | file | one line | the file, and the test that fails |
 | several | three lines, in several files if the package has them | the tests that fail |
 
@@ -28,15 +30,17 @@ import sys
 import tarfile
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = {"line": 1, "file": 1, "several": 3}
-"""The number of bugs in a task of each size."""
+SIZES = {"token": 1, "line": 1, "lines": 3, "file": 1, "several": 3}
+"""The number of bugs in a task of each size, the easiest first."""
+OF_HARNESSES = ("line", "file", "several")
+"""The sizes for an agent that reads files and runs commands."""
 SECONDS = 2.0
-"""How long the tests of a task may take here."""
+"""How many CPU seconds the tests of a task may take here."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class Edit:
     """The line's number, from 1."""
     right: str
     wrong: str
+    part: str
+    """The wrong part of the line."""
     function: str
 
 
@@ -127,8 +133,9 @@ def edits(module: str, text: str) -> Iterator[Edit]:
                 # columns of `ast` count bytes
                 if start[0] != end[0] or not line.isascii() or line[start[1] : end[1]].count(old) != 1:
                     continue
-                wrong = line[: start[1]] + line[start[1] : end[1]].replace(old, new) + line[end[1] :]
-                yield Edit(module, start[0], line, wrong, function.name)
+                changed = line[start[1] : end[1]].replace(old, new)
+                wrong = line[: start[1]] + changed + line[end[1] :]
+                yield Edit(module, start[0], line, wrong, (new or changed).strip(), function.name)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int], str, str]]:
@@ -147,8 +154,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int], 
             yield *between(left, right), *_CALCULATED[type(operator)]
         case ast.BoolOp(op=operator, values=[left, right]):
             yield *between(left, right), *_COMBINED[type(operator)]
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield (node.lineno, node.col_offset), (operand.lineno, operand.col_offset), "not ", ""
+        case ast.UnaryOp(op=ast.Not()):
+            yield *whole(node), "not ", ""
         case ast.Constant(value=bool() as value):
             yield *whole(node), str(value), str(not value)
         case ast.Constant(value=int() as value):
@@ -282,26 +289,36 @@ def make_task(source: Source, size: str, bugs: list[Edit], target: Path) -> bool
 
 def instruction(name: str, size: str, bugs: list[Edit], failures: list[tuple[str, str]]) -> str:
     """Return what the agent is told."""
-    bug = bugs[0]
-    where = {
-        "line": f"Line {bug.number} of `{name}/{bug.module}`, in `{bug.function}`, has a bug:\n\n```python\n{bug.wrong}\n```",
-        "file": f"`{name}/{bug.module}` has a bug in one line.",
-        "several": f"The package `{name}` has {len(bugs)} bugs, each in one line.",
-    }[size]
-    shown = "\n\n".join(f"{test}:\n{message[:400]}" for test, message in failures[: 1 if size == "line" else 3])
+    match size:
+        case "file":
+            where = f"`{name}/{bugs[0].module}` has a bug in one line."
+        case "several":
+            where = f"The package `{name}` has {len(bugs)} bugs, each in one line."
+        case _:
+            where = "\n\n".join(
+                f"Line {bug.number} of `{name}/{bug.module}`, in `{bug.function}`, has a bug"
+                + f", and its wrong part is `{bug.part}`" * (size == "token")
+                + f":\n\n```python\n{bug.wrong}\n```"
+                for bug in bugs
+            )
+    shown = "\n\n".join(
+        f"{test}:\n{message[:400]}" for test, message in failures[: 1 if size in ("token", "line") else 3]
+    )
     return f"{where}\n\nCorrect it in place. These tests fail:\n\n```\n{shown}\n```\n"
 
 
-def make_tasks(source: Source, per_size: int, out: Path, rng: random.Random) -> dict[str, int]:
-    """Write tasks of each size from one package, no two with the same bug, and return how many."""
+def make_tasks(
+    source: Source, per_size: int, out: Path, rng: random.Random, sizes: Sequence[str] = OF_HARNESSES
+) -> dict[str, int]:
+    """Write tasks of these sizes from one package, no two with the same bug, and return how many of each."""
     possible = sorted(
         {edit for module, text in source.texts.items() for edit in edits(module, text) if edit.wrong != edit.right},
         key=lambda edit: (edit.module, edit.number, edit.wrong),
     )
     rng.shuffle(possible)
-    made = dict.fromkeys(SIZES, 0)
-    for size, n_bugs in SIZES.items():
-        while made[size] < per_size and (bugs := _found_bugs(source, possible, n_bugs)):
+    made = dict.fromkeys(sizes, 0)
+    for size in sizes:
+        while made[size] < per_size and (bugs := _found_bugs(source, possible, SIZES[size])):
             made[size] += make_task(source, size, bugs, out / f"{source.package.name}-{size}-{made[size]:03}")
     return made
 
@@ -343,10 +360,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a new folder for the tasks")
     parser.add_argument("--packages", default=",".join(PACKAGES), help="names of PACKAGES (default: all)")
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: text.split(","),
+        default=OF_HARNESSES,
+        metavar="SIZE,...",
+        help=f"of {', '.join(SIZES)} (default: {', '.join(OF_HARNESSES)})",
+    )
     parser.add_argument("--per-size", type=int, default=15, help="tasks of each size and package (default: 15)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     names = given.packages.split(",")
+    if unknown := {*given.sizes} - SIZES.keys():
+        parser.error(f"there is no size {', '.join(sorted(unknown))}; there are {', '.join(SIZES)}")
     for name in names:
         if importlib.util.find_spec(name):
             parser.error(
@@ -356,7 +382,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             made = make_tasks(
-                unpack(PACKAGES[name], Path(folder)), given.per_size, given.out, random.Random(given.seed)
+                unpack(PACKAGES[name], Path(folder)), given.per_size, given.out, random.Random(given.seed), given.sizes
             )
             print(name, *(f"{size}: {n}" for size, n in made.items()), flush=True)
 

@@ -6,6 +6,7 @@ not looked for in the package's folder, where the agent could have written anoth
 
 import argparse
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -19,12 +20,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--app", type=Path, default=Path("/app"), help="the folder of the package")
     parser.add_argument("--report", type=Path, help="write pytest's report here, and no reward")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long the tests may take")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how many CPU seconds the tests may take")
     given = parser.parse_args()
     report = given.report or Path("/tmp/report.xml")
     # the folder is appended, so that none of its modules hides one of Python's
     start = (
         "import resource, sys, pytest; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); "
+        f"resource.setrlimit(resource.RLIMIT_CPU, ({math.ceil(given.seconds)},) * 2); "
         f"sys.path.append({str(given.app)!r}); sys.exit(pytest.main(sys.argv[1:]))"
     )
     options = ["-q", "-c", os.devnull, "--rootdir", HERE, "-p", "no:cacheprovider", f"--junitxml={report}", HERE]
@@ -33,7 +35,7 @@ def main() -> None:
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-P", "-B", "-c", start, *map(str, options)]
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=HERE, env=env, timeout=given.seconds, check=False)
+        subprocess.run(command, cwd=HERE, env=env, timeout=10 * given.seconds, check=False)
     if given.report:
         return
     suite = next(ElementTree.parse(report).iter("testsuite")).attrib if report.exists() else {}
