@@ -22,6 +22,7 @@ from leyden import __version__
 from leyden._lib.extras import extension
 from leyden.cli.compare import compare
 from leyden.cli.control import extend, pause, resume, set_, stop
+from leyden.cli.dataset import dataset
 from leyden.cli.demo.command import demo
 from leyden.cli.doctor import doctor
 from leyden.cli.evaluate import evaluate
@@ -45,6 +46,7 @@ from leyden.cli.output import (
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
+from leyden.cli.rescore import rescore
 from leyden.cli.resources import resources_commands
 from leyden.cli.run import run
 from leyden.cli.runs import runs
@@ -94,6 +96,8 @@ app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
 app.command(short_help="Compare runs: options, rewards, and the tasks that flipped.")(compare)
 app.command(short_help="Name what is wrong with a run, and what to do.")(doctor)
+app.command(short_help="Write a run's rollouts as a data set.")(dataset)
+app.command(short_help="Score recorded rollouts again with another judge.")(rescore)
 app.command(short_help="Give a run a note, tags or another name.")(note)
 app.command(short_help="End a run, and keep what it has finished.")(stop)
 app.command(short_help="Let a run wait after its step.")(pause)

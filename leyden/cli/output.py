@@ -220,6 +220,24 @@ def _console_class() -> type[Console]:
     return PrintingConsole
 
 
+@contextmanager
+def counting(what: str) -> Generator[Callable[..., None]]:
+    """Show on a terminal how many of `what` are done. Yield the function that takes the number, and the total if it is
+    known.
+    """
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = terminal(err=True)
+    columns = TextColumn(what), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        bar = shown.add_task("", total=None)
+
+        def show(done: int, total: int | None = None) -> None:
+            shown.update(bar, completed=done, total=total)
+
+        yield show
+
+
 def write_output(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file that the user asked for, and make its folder if it is missing. Raise ConfigError if it cannot be
     written.

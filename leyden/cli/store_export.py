@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from leyden.cli.output import AsJson, echo_data, terminal
+from leyden.cli.output import AsJson, counting, echo_data
 from leyden.cli.store_options import WAIT_SECONDS, ServerToken
 from leyden.errors import ConfigError, redact
 
@@ -51,29 +51,12 @@ def export(
 
 async def _export(url: str, token: str | None, directory: Path, status: Any) -> Exported:
     """Export a store to Parquet files in `directory`, with a progress bar on a terminal."""
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from leyden.cli.connecting import store_to_read
     from leyden.store.export import export_parquet
 
-    console = terminal(err=True)
-    shown = Progress(
-        TextColumn("rollouts"),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
     async with store_to_read(url, token, WAIT_SECONDS) as store:
-        with shown:
-            bar = shown.add_task("", total=None)
-            return await export_parquet(
-                store,
-                directory,
-                status_in=status,
-                on_progress=lambda done, total: shown.update(bar, completed=done, total=total),
-            )
+        with counting("rollouts") as show:
+            return await export_parquet(store, directory, status_in=status, on_progress=show)
 
 
 def import_(

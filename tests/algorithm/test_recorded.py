@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("openai")
 
 from safetensors.torch import load_file  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 
 import leyden as ly  # noqa: E402
+from leyden.adapter.transcript import answer_of  # noqa: E402
 from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
     PreferencePair,
     RecordedReward,
     best_of_groups,
     pairs_of_groups,
 )
+from leyden.cli.app import app  # noqa: E402
 from leyden.cli.demo import WEIGHTS  # noqa: E402
-from leyden.errors import ConfigError, NoTrainingData  # noqa: E402
+from leyden.errors import ConfigError, LeydenError, NoTrainingData  # noqa: E402
 from leyden.objectives.losses import PPOLoss  # noqa: E402
 from leyden.training.runs import open_run  # noqa: E402
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
@@ -329,3 +334,93 @@ def test_dynamic_sampling_replaces_groups_without_success_while_it_imitates() ->
 def test_a_number_of_imitating_steps_that_cannot_be_is_refused(steps: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         imitating(Rows(), sft_steps=steps, n_steps=3)
+
+
+# ---- rows of tokens in a file --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of the tokens of the recorded run, without those of validation."""
+    path = tmp_path_factory.mktemp("rows") / "tokens.jsonl"
+    said = CliRunner().invoke(app, ["dataset", str(recorded), "--format", "tokens", "--output", str(path)])
+    assert said.exit_code == 0, said.output
+    return path
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_file_of_tokens_teaches_exactly_what_its_run_teaches(
+    recorded: Path, written: Path, tmp_path: Path, kind: str
+) -> None:
+    def train(name: str, **source: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        rows = Rows()
+        options: dict[str, Any] = {"items_per_step": 4, "n_steps": 3, "max_tokens": 4, "writers": [rows], **source}
+        algorithm = ly.SFT(backend(), min_reward=1.0, **options) if kind == "sft" else ly.DPO(backend(), **options)
+        ly.Trainer(algorithm=algorithm, run_dir=tmp_path / name).fit(says_four, None)
+        kept = [{key: row[key] for key in row if "seconds" not in key} for row in rows.train]
+        return kept, load_file(tmp_path / name / "model" / "model.safetensors")
+
+    (metrics, weights), (same, others) = train("run", source=recorded), train("file", source=written)
+    for row, other in zip(metrics, same, strict=True):
+        assert {name: row[name] for name in ("items", "loss")} == {name: other[name] for name in ("items", "loss")}
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda row: row.pop("input_ids"),
+            "row 2: input_ids: missing; make the file with leyden dataset --format tokens",
+        ),
+        (lambda row: row["assistant_masks"].append(1), "row 2: it has .* input_ids, .* assistant_masks and"),
+        (
+            lambda row: row["assistant_masks"].__setitem__(0, 2),
+            r"row 2: assistant_masks.0: must be less than or equal to 1",
+        ),
+        (lambda row: row["input_ids"].__setitem__(0, "4"), r"row 2: input_ids.0: must be a valid integer"),
+        (lambda row: row["input_ids"].__setitem__(0, 10**6), "10000"),
+        (lambda row: row["provenance"].pop("rollout"), r"row 2: provenance.rollout: missing"),
+        (lambda row: row.update(assistant_masks=[0] * len(row["input_ids"])), "row 2: assistant_masks has no 1"),
+    ],
+)
+def test_a_row_that_is_not_of_tokens_is_named(written: Path, tmp_path: Path, change: Any, message: str) -> None:
+    rows = [json.loads(line) for line in written.read_text().splitlines()]
+    change(rows[1])
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    algorithm = ly.SFT(backend(), source=damaged, n_steps=1, items_per_step=len(rows), select="all")
+    with pytest.raises(LeydenError, match=message):
+        ly.Trainer(algorithm=algorithm, store="memory").fit(says_four, None)
+
+
+def test_what_a_file_cannot_give_is_refused(written: Path, tmp_path: Path) -> None:
+    for options in ({"query": {"mode_in": ["train"]}}, {"reward": "style"}):
+        with pytest.raises(ConfigError, match=f"{next(iter(options))}=.* has no effect on the rows of .*tokens.jsonl"):
+            ly.SFT(backend(), source=written, **options)
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl cannot be read"):
+        ly.Trainer(algorithm=ly.SFT(backend(), source=tmp_path / "nothing.jsonl"), store="memory").fit(says_four, None)
+
+
+def test_another_reward_chooses_other_rollouts(recorded: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(recorded, folder)
+    judges = tmp_path / "judges_of_answers.py"
+    judges.write_text("def is_five(record):\n    return record.answer.strip() == '5'\n")
+    said = CliRunner().invoke(app, ["rescore", str(folder), "--judge", f"{judges}:is_five", "--name", "five", "--json"])
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.stdout)["have_a_score"] == 128
+
+    chosen: list[list[str]] = []
+    for reward in (None, "five"):
+        algorithm = ly.SFT(backend(), source=folder, reward=reward, min_reward=1.0, n_steps=1, items_per_step=2)
+        ly.Trainer(algorithm=algorithm, store="memory").fit(says_four, None)
+        chosen.append(list(algorithm._items))
+    answers = {
+        rollout_id: answer_of(spans)
+        for rollout_id, spans in open_run(folder)
+        .read_store(lambda store: store.query_spans_of([*chosen[0], *chosen[1]]))
+        .items()
+    }
+    assert {answers[each].strip() for each in chosen[0]} == {"4"}
+    assert {answers[each].strip() for each in chosen[1]} == {"5"}

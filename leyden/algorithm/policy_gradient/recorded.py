@@ -31,11 +31,13 @@ from leyden.algorithm.policy_gradient.step_data import (
     epoch_place,
     weighted,
 )
+from leyden.algorithm.policy_gradient.token_rows import read_token_rows
 from leyden.engine.policy_backend import Learner, PolicyBackend
-from leyden.errors import NoTrainingData
+from leyden.errors import ConfigError, NoTrainingData
 from leyden.objectives.losses import CrossEntropyLoss, DPOLoss, dpo_weights
 from leyden.store.base import LightningStore
 from leyden.training.runs.recorded_runs import open_run
+from leyden.training.runs.rollouts import read_rewards
 from leyden.types import AttemptedRollout
 
 logger = logging.getLogger(__name__)
@@ -94,10 +96,11 @@ def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0
 class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
     """Base class of algorithms that train a policy on recorded rollouts. Override `choose` and `learn`.
 
-    source: the store with the rollouts, or the run (its folder, its name or "latest"). None: the store of this run,
-        with rollouts of other runs.
+    source: the store with the rollouts, or the run (its folder, its name or "latest"), or a file of tokens that `leyden
+        dataset` wrote (.jsonl or .parquet). None: the store of this run, with rollouts of other runs.
     query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only rollouts that succeeded
         with a reward are learned from.
+    reward: a dimension of the reward, or the name of a rescoring (`leyden rescore`), in place of the primary reward.
     items_per_step: how many rollouts, or pairs, each optimizer step learns from.
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
     options: further options of `PolicyAlgorithm` and `IterativeAlgorithm`.
@@ -111,6 +114,7 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         *,
         source: LightningStore | str | Path | None = None,
         query: Mapping[str, Any] | None = None,
+        reward: str | None = None,
         items_per_step: int = 64,
         weighting: Weighting = "rollout",
         **options: Any,
@@ -118,7 +122,12 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         check_number("items_per_step", items_per_step, at_least=1, whole=True)
         check_weighting(weighting)
         super().__init__(backend, **options)
-        self.source, self.query = source, dict(query or {})
+        self.source, self.query, self.reward = source, dict(query or {}), reward
+        self._file = _file_of(source)
+        for name, value in {"query": query, "reward": reward}.items():
+            if value and self._file is not None:
+                raise ConfigError(f"{name}={value!r} has no effect on the rows of {source}; give it to leyden dataset")
+        self._rows: dict[str, RolloutData] = {}
         self.items_per_step = items_per_step
         self.weighting: Weighting = weighting
         self._items: Sequence[Item] = ()
@@ -141,8 +150,11 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
                 type(self).__name__,
             )
         await super().setup(train_dataset, val_dataset)
-        async with self._open_source() as store:
-            rollouts = await self._recorded(store)
+        if self._file is not None:
+            rollouts = await asyncio.to_thread(self._read_file, self._file)
+        else:
+            async with self._open_source() as store:
+                rollouts = await self._recorded(store)
         self._items = self.choose(rollouts)
         logger.info("%d recorded rollouts with a reward, %d items to learn from", len(rollouts), len(self._items))
         if not self._items:
@@ -164,8 +176,11 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
     @contextlib.asynccontextmanager
     async def _open_source(self) -> AsyncGenerator[LightningStore]:
         """Yield the store with the recorded rollouts. If it is that of a run, open it here and close it at the end."""
-        if self.source is None or isinstance(self.source, LightningStore):
-            yield self.source or self.get_store()
+        if self._file is not None or self.source is None:
+            yield self.get_store()
+            return
+        if isinstance(self.source, LightningStore):
+            yield self.source
             return
         run = await asyncio.to_thread(open_run, self.source)
         async with run.open_store() as store:
@@ -179,22 +194,34 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         """
         found: list[RecordedReward] = []
         offset, run_id = 0, self.get_run().run_id
+        reward_of = await read_rewards(store, self.reward)
         while page := await store.query_rollouts(**self.query, limit=_PAGE, offset=offset):
             found += [
                 RecordedReward(
-                    each.rollout_id,
-                    each.group_id or json.dumps(each.input, sort_keys=True, default=str),
-                    each.attempt.reward,
+                    each.rollout_id, each.group_id or json.dumps(each.input, sort_keys=True, default=str), reward
                 )
                 for each in page
                 if isinstance(each, AttemptedRollout) and each.status == "succeeded" and each.run_id != run_id
-                if each.attempt.reward is not None
+                if (reward := reward_of(each)) is not None
             ]
             offset += len(page)
         return found
 
+    def _read_file(self, path: Path) -> list[RecordedReward]:
+        """Keep the trajectories of a file's rows by rollout, and return the rollouts with a reward, in their order."""
+        found: dict[str, RecordedReward] = {}
+        for row in read_token_rows(path):
+            of = row.provenance
+            if of.reward is not None:
+                key = f"{of.run}/{of.rollout}"  # two runs may have given one id
+                found.setdefault(key, RecordedReward(key, f"{of.run}/{of.group or of.task}", of.reward))
+                self._rows.setdefault(key, RolloutData(key, of.reward)).trajectories.append(row.trajectory())
+        return list(found.values())
+
     async def _read(self, rollout_ids: Iterable[str], store: LightningStore) -> dict[str, StepRollout]:
         """Return the rollouts that can be trained on, by id. Warn the first time that one cannot."""
+        if self._file is not None:
+            return {rollout_id: StepRollout.of(self._rows[rollout_id]) for rollout_id in rollout_ids}
         counts, reader = RolloutCounts(), replace(self._reader(), temperature=None)
         spans_of = await store.query_spans_of(sorted(set(rollout_ids)))
         read = {rollout_id: reader.trajectories(spans, counts) for rollout_id, spans in spans_of.items()}
@@ -216,6 +243,13 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
                 "through the gateway, from a model with this tokenizer"
             )
         return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
+
+
+def _file_of(source: object) -> Path | None:
+    """Return the file of rows that a source names; None if it names a run or a store."""
+    if isinstance(source, str | Path) and Path(source).suffix in (".jsonl", ".parquet"):
+        return Path(source)
+    return None
 
 
 class SFT(RecordedAlgorithm[str]):

@@ -17,6 +17,7 @@ from leyden.training.runs.recorded_runs import RecordedRun as RecordedRun
 from leyden.training.runs.recorded_runs import RunState as RunState
 from leyden.training.runs.recorded_runs import list_runs as list_runs
 from leyden.training.runs.recorded_runs import open_run as open_run
+from leyden.training.runs.rescoring import RecordedRollout as RecordedRollout
 from leyden.training.runs.run import Run as Run
 from leyden.training.runs.run_metrics import RewardMetrics as RewardMetrics
 from leyden.training.runs.run_metrics import RunMetrics as RunMetrics

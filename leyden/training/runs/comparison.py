@@ -154,7 +154,8 @@ def _against(
         difference = paired_difference(*zip(*pairs, strict=True))
     elif all(sides):
         difference = unpaired_difference(*map(Sample, sides))
-    line = _line(rollout for of in (old, new) for task in same for rollout in of[task])
+    rollouts = (rollout for of in (old, new) for task in same for rollout in of[task])
+    line = solved_from(reward for each in rollouts if (reward := _reward(each)) is not None)
     is_solved = {task: tuple(_is_solved(mean, line) for mean in pair) for task, pair in means.items()}
     flipped = {
         name: [(old[task], new[task]) for task in same if is_solved[task] == flip]
@@ -183,14 +184,14 @@ def _mean(rollouts: Sequence[Rollout]) -> float | None:
     return mean_of(found) if found else None
 
 
-def _line(rollouts: Iterable[Rollout]) -> float | None:
+def solved_from(rewards: Iterable[float]) -> float | None:
     """Return the least mean reward of a solved task: half of the way between 0 and 1, or between the only two rewards.
     None if other rewards were given, which have no line between solved and failed.
     """
-    rewards = {reward for each in rollouts if (reward := _reward(each)) is not None}
-    if all(0 <= reward <= 1 for reward in rewards):
+    found = set(rewards)
+    if all(0 <= reward <= 1 for reward in found):
         return 0.5
-    return mean_of(rewards) if len(rewards) == 2 else None
+    return mean_of(found) if len(found) == 2 else None
 
 
 def _is_solved(mean: float | None, line: float | None) -> bool:

@@ -111,9 +111,10 @@ class RecordedRun(ABC):
         """Return the failed rollouts in the order in which they were recorded."""
 
     @abstractmethod
-    def open_store(self) -> LightningStore:
-        """Return the run's store, to be used in `async with`. A file is opened read-only.
+    def open_store(self, *, read_only: bool = True) -> LightningStore:
+        """Return the run's store, to be used in `async with`.
 
+        read_only: open a file without owning it. False raises StoreError while another process owns it.
         Raise ConfigError if the run does not say where its store is.
         """
 
@@ -159,17 +160,17 @@ class _FolderRun(RecordedRun):
     def failures(self) -> list[FailedRollout]:
         return read_failures(self.directory / FAILURES)
 
-    def open_store(self) -> LightningStore:
+    def open_store(self, *, read_only: bool = True) -> LightningStore:
         """Return the store in the run's folder, else the store that `run.json` names."""
         recorded = self.record.config.get("store")
         path = store_path(self.directory)
         if path.exists():
-            return open_store(path, read_only=True)
+            return open_store(path, read_only=read_only)
         if not isinstance(recorded, str) or recorded.startswith("memory:"):
             raise ConfigError(
                 f"{self.directory} has no {path.name}, and its {MANIFEST} names no other store; its rollouts cannot be read"
             )
-        return _open_to_read(recorded)
+        return _open(recorded, read_only)
 
 
 class _StoreRun(RecordedRun):
@@ -206,8 +207,8 @@ class _StoreRun(RecordedRun):
         )
         return [failure_of(rollout) for rollout in failed]
 
-    def open_store(self) -> LightningStore:
-        return _open_to_read(self._store)
+    def open_store(self, *, read_only: bool = True) -> LightningStore:
+        return _open(self._store, read_only)
 
 
 def iteration_of(rollout: Rollout) -> int | None:
@@ -284,13 +285,13 @@ def _run_of_a_store(source: str | Path, run_id: str | None) -> RecordedRun:
     return _StoreRun(source, runs[0].run_id)
 
 
-def _open_to_read(source: str | Path) -> LightningStore:
+def _open(source: str | Path, read_only: bool) -> LightningStore:
     in_a_file = "://" not in str(source) or str(source).startswith("sqlite:")
-    return open_store(source, read_only=in_a_file)
+    return open_store(source, read_only=read_only and in_a_file)
 
 
 def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -> T:
-    return _in_thread(lambda: _open_to_read(source), query)
+    return _in_thread(lambda: _open(source, True), query)
 
 
 def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[LightningStore], Awaitable[T]]) -> T:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
 from leyden.training.runs.recorded_runs import FailedRollout, RecordedRun, failure_of
-from leyden.types import AttemptedRollout, Range, ResourcesUpdate, Rollout, RolloutStatus
+from leyden.types import AttemptedRollout, Feedback, Range, ResourcesUpdate, Rollout, RolloutStatus
 from leyden.types.run_record import algorithm_group
 
 _PAGE = 200
@@ -76,7 +76,7 @@ async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, 
             found[own.status] -= 1
     else:
         found = dict[str, int]()
-        async for page in _pages(run, store, None):
+        async for page in pages_of(run, store):
             for rollout in page:
                 found[rollout.status] = found.get(rollout.status, 0) + 1
     return {status: found[status] for status in get_args(RolloutStatus) if found.get(status)}
@@ -91,7 +91,7 @@ async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Fa
     """
     if (recorded := run.failures()) or store is None:
         return recorded
-    return [failure_of(rollout) async for page in _pages(run, store, ["failed"]) for rollout in page]
+    return [failure_of(rollout) async for page in pages_of(run, store, ["failed"]) for rollout in page]
 
 
 async def scored_rollouts(
@@ -146,6 +146,40 @@ async def find_rollout(run: RecordedRun, store: LightningStore, part_of_id: str)
     )
 
 
+async def read_rewards(store: LightningStore, name: str | None) -> Callable[[Rollout], float | None]:
+    """Return a function that gives a rollout's reward, None without one.
+
+    name: a dimension of the reward, or the source of feedback that counts as one (`leyden rescore` gives it); None: the
+        primary reward.
+    The function raises ConfigError for a rollout that has both under this name, and for a score of another version of
+    the judge than the scores before it.
+    """
+    given = dict[str, Feedback]()
+    for each in () if name is None else await store.query_feedback(source=name, kind="reward", counted=True):
+        given[each.rollout_id] = each
+    versions = set[str]()
+
+    def read(rollout: Rollout) -> float | None:
+        attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+        own = None if attempt is None else attempt.reward if name is None else attempt.rewards.get(name)
+        if (score := given.get(rollout.rollout_id)) is None:
+            return own
+        if own is not None:
+            raise ConfigError(
+                f"{name!r} is a dimension of the reward of rollout {rollout.rollout_id} and the source of feedback about it; "
+                "score it again under another name"
+            )
+        versions.add(score.feedback_id.rpartition(f":{rollout.rollout_id}:")[0])
+        if len(versions) > 1:
+            raise ConfigError(
+                f"some scores {name!r} are of another judge than others, or of an earlier version of it; complete the new "
+                "ones with leyden rescore --again"
+            )
+        return float(score.value)
+
+    return read
+
+
 async def latest_resources(run: RecordedRun, store: LightningStore) -> ResourcesUpdate | None:
     """Return the resources that the run published last; None if there are none.
 
@@ -160,9 +194,10 @@ async def latest_resources(run: RecordedRun, store: LightningStore) -> Resources
     return await store.get_resources_by_id(newest[0].resources_id)
 
 
-async def _pages(
-    run: RecordedRun, store: LightningStore, status_in: list[RolloutStatus] | None
+async def pages_of(
+    run: RecordedRun, store: LightningStore, status_in: list[RolloutStatus] | None = None
 ) -> AsyncIterator[list[Rollout]]:
+    """Yield the run's rollouts page by page, in the order in which they were enqueued."""
     run_id = None if has_the_store_for_itself(run) else run.record.run_id
     offset = 0
     while page := list(await store.query_rollouts(status_in=status_in, run_id=run_id, limit=_PAGE, offset=offset)):
