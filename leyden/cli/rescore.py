@@ -82,24 +82,22 @@ def rescore(
         failures = [{"rollout": rollout_id, "reason": reason} for rollout_id, reason in found.failures]
         counts = {"scored": found.scored, "have_a_score": len(found.scores), "left": found.left}
         echo_json({"name": scores, **counts, "failures": failures, "comparison": compared})
-    else:
-        echo(
-            f"{scores}: {found.scored:,} rollouts scored now, {len(found.scores):,} have a score, {found.left:,} have none"
-        )
-        if compared["rollouts"]:
-            correlation = compared["correlation"]
-            shown = "not defined, one side is constant" if correlation is None else figure(correlation, 3)
-            echo(f"  mean reward {figure(compared['mean_reward'], 3)}, mean score {figure(compared['mean_score'], 3)}")
-            echo(f"  correlation {shown} ({compared['rollouts']:,} rollouts with both)")
-        for side, title in (("gained", "solved by the score alone"), ("lost", "solved by the reward alone")):
-            ids: list[str] = compared[side] or []
-            if compared[side] is not None:
-                echo(f"  {len(ids):,} {title}" + ":" * bool(ids))
-            for rollout_id in ids[:_SHOWN_FLIPS]:
-                old, new, task = found.scores[rollout_id]
-                echo(
-                    f"    {rollout_id}  {figure(old, 3) if old is not None else '-'} -> {figure(new, 3)}  {Preview(task)}"
-                )
+        raise typer.Exit(1 if failures else 0)
+    echo(
+        f"{scores}: {found.scored:,} rollouts scored now, {len(found.scores):,} have a score, {found.left:,} have none"
+    )
+    if compared["rollouts"]:
+        correlation = compared["correlation"]
+        shown = "not defined, one side is constant" if correlation is None else figure(correlation, 3)
+        echo(f"  mean reward {figure(compared['mean_reward'], 3)}, mean score {figure(compared['mean_score'], 3)}")
+        echo(f"  correlation {shown} ({compared['rollouts']:,} rollouts with both)")
+    for side, title in (("gained", "solved by the score alone"), ("lost", "solved by the reward alone")):
+        ids: list[str] = compared[side] or []
+        if compared[side] is not None:
+            echo(f"  {len(ids):,} {title}" + ":" * bool(ids))
+        for rollout_id in ids[:_SHOWN_FLIPS]:
+            old, new, task = found.scores[rollout_id]
+            echo(f"    {rollout_id}  {figure(old, 3) if old is not None else '-'} -> {figure(new, 3)}  {Preview(task)}")
     if found.failures:
         rollout_id, reason = found.failures[0]
         raise AgentError(

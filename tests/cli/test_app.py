@@ -23,6 +23,8 @@ COMMANDS = (
     "plot",
     "compare",
     "doctor",
+    "dataset",
+    "rescore",
     "note",
     "stop",
     "pause",

@@ -121,7 +121,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    print('from the agent')\n"
         "    subprocess.run(['echo', 'from its child'])\n"
         "    os.write(1, b'from its descriptor')\n"
-        "    return task['n'] / 0 if task['n'] > 9 else float(task['n'])\n"
+        "    return task['n'] / 0 if task['n'] > 9 else float(task['n'])\n\n\n"
+        "def judge(record):\n"
+        "    print('from the judge')\n"
+        "    return record.task['n'] / record.task['n']\n"
     )
     (folder / "new.json").write_text('{"prompt": {"resource_type": "prompt_template", "template": "four"}}')
     (folder / "agent.py").write_text('PROMPT = "first"\n')
@@ -152,6 +155,8 @@ def successes() -> dict[str, tuple[str, ...]]:
         "show RUN ROLLOUT": ("latest", "ROLLOUT"),
         "plot": ("latest",),
         "compare": (".leyden/run", "evaluated"),
+        "dataset": (".leyden/run", "--where", "mode == 'val'", "--output", "rows.jsonl"),
+        "rescore": (".leyden/run", "--judge", "loud.py:judge", "--where", "task.n != 0"),
         "note": (".leyden/run", "it works", "--tag", "good"),
         "replay": ("ROLLOUT", "--agent", "loud.py:agent", "--run-dir", "replayed"),
         "workers": (".leyden/run/store.sqlite",),
@@ -223,6 +228,8 @@ FAILURES = {
     "plot": ("nothing",),
     "compare": ("nothing", "latest"),
     "doctor": ("nothing",),
+    "dataset": ("nothing", "--output", "rows.jsonl"),
+    "rescore": ("nothing", "--judge", "json:dumps"),
     "note": ("nothing",),
     "stop": ("nothing",),
     "pause": ("nothing",),
