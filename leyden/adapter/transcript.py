@@ -50,20 +50,11 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
     A model call is followed by the messages that no earlier call had, and by the answer.
     max_characters: longer texts are cut; None shows all of each.
     """
-    calls = model_calls(spans)
-    roles = call_roles(calls, spans)
-    positions = {span.span_id: number for number, span in ((n, s) for n, call in enumerate(calls) for s in call.spans)}
     shown: list[list[str]] = []
-    left = set(range(len(calls)))  # a call that several spans recorded is shown at the first of them
     lines: list[str] = []
-    for span, depth in _placed(spans):
+    for span, depth, call, role in _steps(spans):
         indent = _INDENT * depth
-        number = positions.get(span.span_id)
-        call = calls[number] if number is not None and number in left else None
-        role = (
-            "" if call is None or number is None or roles[number].role == "agent" else f"{_INDENT}{roles[number].role}"
-        )
-        lines.append(f"{indent}{_headline(span, call)}{role}")
+        lines.append(f"{indent}{_headline(span, call)}{_INDENT + role if role not in ('', 'agent') else ''}")
         if span.status.status_code == "ERROR":
             lines += _indented(f"failed: {span.status.description or 'no reason was recorded'}", indent, max_characters)
         if stacktrace := str(span.attributes.get(semconv.EXCEPTION_STACKTRACE, "")):
@@ -71,13 +62,59 @@ def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000
             lines += _indented(shown_trace, indent, None)
         if span.name == semconv.MESSAGE:
             lines += _indented(str(span.attributes.get(semconv.MESSAGE_BODY, "")), indent, max_characters)
-        if call is not None and number is not None:
-            left.discard(number)
+        if call is not None:
             for message in _new_messages(call, shown):
                 role, text = message.get("role") or "assistant", message_text(message.get("content"))
                 calls_made = "".join(f"\n{_INDENT}calls {each}" for each in _tool_calls(message))
                 lines += _indented(f"{role}: {text}".rstrip() + calls_made, indent, max_characters)
     return lines + token_lines(spans)
+
+
+def conversation(spans: Sequence[Span]) -> list[Json]:
+    """Return what happened in an attempt as JSON, for viewers: its messages in order, each once, and between them its
+    errors, rewards and the agent's own messages.
+
+    Each has `role` (that of a chat message, or `error`, `reward`, `note`), `text`, `tool_calls` (each with `name` and
+    `arguments`) and `call`, the role of its model call if that is not the agent's.
+    """
+    shown: list[list[str]] = []
+    found: list[Json] = []
+
+    def add(role: str, text: str, *, tool_calls: Sequence[Json] = (), call: str = "") -> None:
+        found.append({"role": role, "text": text, "tool_calls": list(tool_calls), "call": call})
+
+    for span, _, call, role in _steps(spans):
+        for message in () if call is None else _new_messages(call, shown):
+            functions = [as_dict(as_dict(each).get("function")) for each in as_list(message.get("tool_calls"))]
+            made = [{"name": str(each.get("name")), "arguments": each.get("arguments") or ""} for each in functions]
+            text = message_text(message.get("content"))
+            add(str(message.get("role") or "assistant"), text, tool_calls=made, call="" if role == "agent" else role)
+        if span.status.status_code == "ERROR":
+            add("error", f"{span.name}: {span.status.description or 'no reason was recorded'}")
+        if span.name == semconv.MESSAGE:
+            add("note", str(span.attributes.get(semconv.MESSAGE_BODY, "")))
+        if rewards := get_rewards_from_span(span):
+            names = {name: "" if name == semconv.PRIMARY_REWARD else f"{name} " for name in rewards}
+            add("reward", ", ".join(f"{names[name]}{value:g}" for name, value in rewards.items()))
+    return found
+
+
+def _steps(spans: Sequence[Span]) -> Iterator[tuple[Span, int, ModelCallView | None, str]]:
+    """Yield the spans depth first with their depths, and with the model call that is shown at the span, and its role.
+
+    A call that several spans recorded is shown at the first of them.
+    """
+    calls = model_calls(spans)
+    roles = call_roles(calls, spans)
+    numbers = {span.span_id: number for number, call in enumerate(calls) for span in call.spans}
+    left = set(range(len(calls)))
+    for span, depth in _placed(spans):
+        number = numbers.get(span.span_id)
+        if number is None or number not in left:
+            yield span, depth, None, ""
+        else:
+            left.discard(number)
+            yield span, depth, calls[number], roles[number].role
 
 
 def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:

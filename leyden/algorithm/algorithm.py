@@ -120,6 +120,12 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """Return the model that is trained, for the run's record: a folder, hub name or object; None if none is."""
         return None
 
+    def credit_assignment(self) -> dict[str, Any] | None:
+        """Return how rollouts are credited with their rewards, as JSON for the run's record, so that a reader can
+        compute the advantages of a recorded group again; None for an algorithm without advantages.
+        """
+        return None
+
     def changeable_options(self) -> dict[str, tuple[str, ...]]:
         """Return the options that may change in this run, with the attributes that hold them (`changeable`)."""
         bases = reversed(type(self).__mro__)

@@ -46,6 +46,7 @@ from leyden.cli.output import (
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
+from leyden.cli.report import report
 from leyden.cli.rescore import rescore
 from leyden.cli.resources import resources_commands
 from leyden.cli.run import run
@@ -96,6 +97,7 @@ app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
 app.command(short_help="Compare runs: options, rewards, and the tasks that flipped.")(compare)
 app.command(short_help="Name what is wrong with a run, and what to do.")(doctor)
+app.command(short_help="Write a page that explains a run, or compares several.")(report)
 app.command(short_help="Write a run's rollouts as a data set.")(dataset)
 app.command(short_help="Score recorded rollouts again with another judge.")(rescore)
 app.command(short_help="Give a run a note, tags or another name.")(note)

@@ -95,7 +95,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
 
     from leyden.errors import LeydenError
     from leyden.training.runs.display import rollout_counts
-    from leyden.training.runs.folder import size_text
+    from leyden.training.runs.folder import report_of, size_text
     from leyden.training.runs.overview import as_data, control_of, newest_metrics, paused_of, warnings_of
     from leyden.training.runs.rollouts import count_by_status, failures_of, group_failures
 
@@ -145,6 +145,8 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         echo(f"size        {size_text(run.directory)}")
     if run.log_path is not None:
         echo(f"log         {run.log_path}")
+    if run.directory is not None and (report := report_of(run.directory)) is not None:
+        echo(f"report      {report}")
     if run.directory is not None and (how := _how_to_continue(run)) is not None:
         echo(f"continue    {how}")
     if run.state in ("failed", "crashed") or groups:

@@ -37,6 +37,7 @@ from leyden.execution.runner.calls import call_sync
 from leyden.execution.runner.runner import torn_down
 from leyden.gateway import FoundGateways, LLMProxy
 from leyden.monitor import Monitor
+from leyden.report import write_at_end
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
 from leyden.trainer.restarts import Restarts
 from leyden.trainer.run_config import algorithm_config, run_config
@@ -84,6 +85,7 @@ class FitConfig:
     run_dir: Path | None
     name: str | None
     progress: bool
+    report: bool
     not_default: dict[str, Any]
     """The trainer's options that are not defaults, by dotted path."""
     code: dict[str, Any]
@@ -191,6 +193,8 @@ class Fit:
             if nothing_started and self.directory is not None:
                 run_store.drop_file()
                 remove_if_nothing_started(self.directory)
+            elif self.directory is not None and self._config.report:
+                write_at_end(self.directory)
         self._report(summary)
         return summary
 

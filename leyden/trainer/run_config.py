@@ -107,7 +107,11 @@ def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:
     model = algorithm.trained_model()
     seed = getattr(algorithm, "seed", options.get("seed"))
     return {
-        "algorithm": {"name": name, "options": describe(options)},
+        "algorithm": {
+            "name": name,
+            "options": describe(options),
+            "credit": describe(algorithm.credit_assignment()),
+        },
         "model": None if model is None else describe_model(model),
         "seed": describe(seed),
         NOT_DEFAULT: changed_options(algorithm, "algorithm"),

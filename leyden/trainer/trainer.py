@@ -60,7 +60,7 @@ from leyden.types import NamedResources, Retention
 T = TypeVar("T")
 
 
-_NO_SETTINGS = ("algorithm", "dev", "run_dir", "name", "store", "loggers", "progress")
+_NO_SETTINGS = ("algorithm", "dev", "run_dir", "name", "store", "loggers", "progress", "report")
 """Options that say nothing about how a run trains, or that its configuration has elsewhere."""
 
 
@@ -103,6 +103,7 @@ class Trainer(KeepsArguments, TrainerLegacy):
     callbacks: called by the algorithm's loop; the algorithm must be an IterativeAlgorithm.
     loggers: writers that get the metrics of each stage of any algorithm.
     progress: whether `fit` writes a first line, a progress bar and a closing summary to standard error.
+    report: whether `fit` writes `report.html` into the run's directory at its end, as `leyden report` does.
     name: the run's name for people. Default: the name of its directory.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses its own options.
     n_workers, max_tasks, triplet_exporter: the old names of `n_runners`, `max_rollouts` and `adapter`, each with a
@@ -135,6 +136,7 @@ class Trainer(KeepsArguments, TrainerLegacy):
         callbacks: Callback | Sequence[Callback] = (),
         loggers: LogWriter | Sequence[LogWriter] = (),
         progress: bool = True,
+        report: bool = True,
         name: str | None = None,
         n_workers: int | None = None,
         max_tasks: int | None = None,
@@ -198,6 +200,8 @@ class Trainer(KeepsArguments, TrainerLegacy):
         check_several("loggers", self.loggers, LogWriter, wanted="a LogWriter such as CsvWriter('metrics.csv')")
         check_flag("progress", progress)
         self.progress = progress
+        check_flag("report", report)
+        self.report = report
         self.name = checked_name(name)
 
     @property

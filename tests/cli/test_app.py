@@ -23,6 +23,7 @@ COMMANDS = (
     "plot",
     "compare",
     "doctor",
+    "report",
     "dataset",
     "rescore",
     "note",

@@ -236,6 +236,16 @@ class PolicyGradient(PolicyAlgorithm):
             greedy = llm.model_copy(update={"sampling_parameters": {**self.sampling_parameters, "temperature": 0.0}})
             self._greedy_resources_id = await self._publish_policy(f"greedy policy{since}", greedy)
 
+    def credit_assignment(self) -> dict[str, Any]:
+        constants = {each.name: getattr(self.advantages, each.name) for each in fields(self.advantages)}
+        options = ("rollouts_per_task", "failed_reward", "temperature", "kl_in_reward", "sft_steps", "max_staleness")
+        return {
+            "advantages": find_estimator(self.advantages).name,
+            "constants": constants,
+            **{name: getattr(self, name) for name in options},
+            "replaces_groups": self.max_groups_per_step > self.tasks_per_step,
+        }
+
     def changeable_options(self) -> dict[str, tuple[str, ...]]:
         constants = {f"loss.{each.name}": ("loss",) for each in fields(self.loss)}
         return {**super().changeable_options(), **constants}

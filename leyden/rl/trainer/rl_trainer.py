@@ -22,6 +22,7 @@ from leyden._lib.host.child import exit_if_starting
 from leyden._lib.options import check_flag, check_number
 from leyden.doctor import FitWatch
 from leyden.errors import ConfigError
+from leyden.report import write_at_end
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.factory import env_kind
 from leyden.rl.env.randomness import WorkerSeeds
@@ -59,7 +60,7 @@ from leyden.training.runs.run_description import (
 from leyden.training.runs.steering import Steering, steering_callbacks
 from leyden.training.train_loop import Flow, keyed
 
-_NO_SETTINGS = ("run_dir", "loggers", "progress")
+_NO_SETTINGS = ("run_dir", "loggers", "progress", "report")
 """Options that say nothing about how a run trains."""
 _DATA = ("train_initial_states", "val_initial_states", "test_initial_states")
 
@@ -81,6 +82,7 @@ class Trainer(KeepsArguments, TrainLoop):
     progress: whether `fit` writes a first line, a progress bar and a closing summary to standard error.
     run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`, `failures.jsonl` and
         `run.log`; `leyden.training.runs.open_run` reads it. None: nothing is recorded.
+    report: whether `fit` writes `report.html` into `run_dir` at its end, as `leyden report` does.
 
     `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up to date while
     episodes are collected.
@@ -102,16 +104,18 @@ class Trainer(KeepsArguments, TrainLoop):
         env_options: Mapping[str, Any] | None = None,
         run_dir: str | Path | None = None,
         progress: bool = True,
+        report: bool = True,
     ) -> None:
         check_number("fast_dev_run", fast_dev_run, at_least=1, whole=True, or_none="all initial states")
         check_number("concurrency", concurrency, at_least=1, whole=True)
         check_flag("progress", progress)
+        check_flag("report", report)
         self.finite_env_type: FiniteEnvType = finite_env_type
         self.concurrency = concurrency
         self.fast_dev_run = fast_dev_run
         self.env_options = dict(env_options or {})
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.shows_progress = progress
+        self.shows_progress, self.report = progress, report
         self._recorded: tuple[FolderWriter, Sequence[Callback]] | None = None
         """The writer and the callbacks that record and steer the newest fit."""
         self._steering: Steering | None = None
@@ -139,10 +143,10 @@ class Trainer(KeepsArguments, TrainLoop):
         def update_metrics(on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
             me._metrics_callback(on_episode, on_collect, log_buffer)
 
-        def report(done: int, total: int, **counts: float) -> None:
+        def report_progress(done: int, total: int, **counts: float) -> None:
             me.progress(done, total, **counts)
 
-        self._report = report
+        self._report = report_progress
         self._buffer = LogBuffer(update_metrics, self._min_loglevel())
         self.writers.append(self._buffer)
 
@@ -224,6 +228,8 @@ class Trainer(KeepsArguments, TrainLoop):
             if self.shows_progress:
                 stack.enter_context(self._showing(vessel, folder))
             if folder is not None and steering is not None:
+                if self.report:
+                    stack.callback(write_at_end, folder.directory)
                 steering.begin()
                 stack.callback(lambda: steering.end(folder.manifest.record.status))
                 stack.enter_context(recording(folder))

@@ -38,8 +38,8 @@ Tasks = Mapping[str, Sequence[Rollout]]
 def compare_runs(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the comparison of the first run with each of the others, as JSON. Lists have a value for each run."""
     records, metrics = [run.record for run in runs], [run.summary_metrics() for run in runs]
-    found = [_read(run, lambda store, run=run: _totals(run, store)) for run in runs]
-    tasks = [_read(run, lambda store, run=run: _last_validation(run, store)) for run in runs]
+    found = [query_store(run, lambda store, run=run: _totals(run, store)) for run in runs]
+    tasks = [query_store(run, lambda store, run=run: _last_validation(run, store)) for run in runs]
     git = [_mapping(record.config.get("git")) for record in records]
     code = [
         {"commit": at.get("commit"), **_mapping(of.config.get("versions"))} for at, of in zip(git, records, strict=True)
@@ -77,7 +77,7 @@ def _control(directory: Path) -> list[str]:
     return [in_words(line) for line in read_control(directory) if line.state == "done"]
 
 
-def _read(run: RecordedRun, query: Callable[[LightningStore], Awaitable[T]]) -> tuple[T | None, str | None]:
+def query_store(run: RecordedRun, query: Callable[[LightningStore], Awaitable[T]]) -> tuple[T | None, str | None]:
     """Return what a query of a run's store finds, or why the store cannot be read."""
     if run.directory is not None and not run.record.config.get("store") and not has_the_store_for_itself(run):
         return None, "it has no store of rollouts"
@@ -206,7 +206,7 @@ def _evidence(
     found: list[dict[str, Any]] = [{"task": pair[0][0].input} for pair in flipped]
     for side, (name, run) in enumerate((("before", first), ("after", second))):
         last = [pair[side][-1].rollout_id for pair in flipped[:_EVIDENCE]]
-        spans = _read(run, lambda store, ids=last: store.query_spans_of(ids))[0] or {} if last else {}
+        spans = query_store(run, lambda store, ids=last: store.query_spans_of(ids))[0] or {} if last else {}
         for each, pair in zip(found, flipped, strict=True):
             answer = answer_of(spans.get(pair[side][-1].rollout_id, []))
             each[name] = {

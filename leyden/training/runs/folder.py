@@ -35,6 +35,11 @@ MANIFEST = "run.json"
 METRICS = "metrics.jsonl"
 FAILURES = "failures.jsonl"
 LOG = "run.log"
+REPORT = "report.html"
+REPORT_MARK = (
+    b'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="generator" content="Leyden report">\n'
+)
+"""The beginning of every report. A file of that name without it is the user's own."""
 CONTROL = "control.jsonl"
 _STATES = ("checkpoints", "best")
 
@@ -52,6 +57,16 @@ _MAX_NAME = 200
 _START_TOLERANCE_SECONDS = 2.0
 """Start times of one process differ by rounding, and by corrections of the clock."""
 _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note how runs end"
+
+
+def report_of(directory: Path) -> Path | None:
+    """Return the report in a run's folder; None if there is none, or a file of the user's own."""
+    path = directory / REPORT
+    try:
+        with path.open("rb") as file:
+            return path if file.read(len(REPORT_MARK)) == REPORT_MARK else None
+    except OSError:
+        return None
 
 
 def store_path(directory: Path) -> Path:
@@ -158,7 +173,8 @@ def remove_if_nothing_started(directory: Path) -> None:
     The caller must know that the run never started; nothing is checked here.
     """
     for path in directory.glob("*"):
-        if path.name in (MANIFEST, METRICS, FAILURES, LOG, CONTROL) or path.name.startswith(store_path(directory).name):
+        is_own = path.name in (MANIFEST, METRICS, FAILURES, LOG, CONTROL) or path == report_of(directory)
+        if is_own or path.name.startswith(store_path(directory).name):
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty: the user's own files
         (directory / "checkpoints").rmdir()

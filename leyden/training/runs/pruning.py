@@ -20,7 +20,7 @@ from pathlib import Path
 from leyden.errors import ConfigError, LeydenError
 from leyden.store.base import LightningStore
 from leyden.store.lockfile import LockFile, owner_of
-from leyden.training.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RunState, store_path
+from leyden.training.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RunState, report_of, store_path
 from leyden.training.runs.notes import NOTES
 from leyden.training.runs.recorded_runs import RecordedRun, find_runs
 from leyden.training.runs.run_options import GENERATED_NAME
@@ -161,6 +161,7 @@ def _names_folder(text: str, run: RecordedRun) -> bool:
 def _own_paths(directory: Path) -> dict[str, list[Path]]:
     """Return a run's own files and folders by part. In a folder whose name Leyden has made, all are the run's."""
     found = {part: [path for name in names for path in directory.glob(name)] for part, names in _PARTS.items()}
+    found["records"][:0] = [] if (report := report_of(directory)) is None else [report]
     if GENERATED_NAME.match(directory.name):
         known = {path for paths in found.values() for path in paths}
         found["records"][:0] = [path for path in directory.iterdir() if path not in known]

@@ -47,7 +47,9 @@ def test_a_fit_with_a_run_dir_is_a_run_of_kind_rl(tmp_path: Path) -> None:
     assert changed["trainer.max_iters"] == 2 and changed["vessel.policy.lr"] == 0.003
     assert not [path for path in changed if path.endswith(("run_dir", "concurrency", "initial_states", "eps_clip"))]
     assert run.summary_metrics().reward is not None
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl", "failures.jsonl", "run.log"}
+    files = {"run.json", "metrics.jsonl", "failures.jsonl", "run.log", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == files
+    assert "polyline" in (tmp_path / "report.html").read_text()
 
 
 def test_a_fit_that_failed_resumes_at_its_checkpoint_with_its_metrics_cut(tmp_path: Path) -> None:
