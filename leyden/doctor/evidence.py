@@ -16,6 +16,7 @@ from leyden.errors import LeydenError
 from leyden.store.base import LightningStore
 from leyden.training import MetricsRow, Stage
 from leyden.training.runs import RecordedRun
+from leyden.training.runs.control import read_control
 from leyden.training.runs.folder import FAILURES, METRICS
 from leyden.training.runs.recorded_runs import FailedRollout, read_failures, read_rows
 from leyden.training.runs.rollouts import FailureGroup, group_failures, has_the_store_for_itself
@@ -75,8 +76,11 @@ class Evidence:
 
     def option(self, path: str) -> Any:
         """Return a part of the configuration by its dotted path, such as `data.train.length`; None if it is not
-        recorded. `algorithm.NAME` is an option of the algorithm; one that was left at its default is not recorded.
+        recorded. `algorithm.NAME` is an option of the algorithm; one that was left at its default is not recorded. If
+        the option was changed while the run worked, return its last value.
         """
+        if path in self._changed:
+            return self._changed[path]
         names = path.split(".")
         if names[0] == "algorithm" and names[1] != "name":
             names.insert(1, "options")
@@ -84,6 +88,13 @@ class Evidence:
         for name in names:
             at = cast("Mapping[str, Any]", at).get(name) if isinstance(at, Mapping) else None
         return at
+
+    @cached_property
+    def _changed(self) -> dict[str, Any]:
+        """The options that `leyden set` and `leyden extend` have changed, by path."""
+        directory = self.run.directory
+        lines = [] if directory is None else self._read("what was asked of it", lambda: read_control(directory)) or []
+        return {line.path: line.value for line in lines if line.path is not None and line.state == "done"}
 
     @cached_property
     def rows(self) -> list[MetricsRow]:

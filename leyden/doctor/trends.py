@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -72,5 +72,5 @@ def rose(found: Sequence[Level], errors: float = 3.0) -> bool:
     return len(found) > 1 and found[-1].above(found[0]) > errors
 
 
-def best_of(found: Sequence[Level], key: Callable[[Level], float] = lambda level: level.mean) -> Level:
-    return max(found, key=key)
+def best_of(found: Sequence[Level]) -> Level:
+    return max(found, key=lambda each: each.mean)

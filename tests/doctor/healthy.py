@@ -229,6 +229,10 @@ HEALTHY = (
     Case("two processes of runners", in_processes),
     Case("resumed", resumed),
     Case("running", running),
+    Case(
+        "a game with ten beginnings, as the demo's",
+        policy(tasks=[{"secret": n} for n in range(10)], val=[{"secret": n % 10} for n in range(40)], n_steps=4),
+    ),
     Case("SFT", recorded(ly.SFT)),
     Case("DPO", recorded(ly.DPO)),
     Case("APO", with_upstream(lambda: ly.APO(beam_rounds=3, beam_width=2, branch_factor=1))),

@@ -7,7 +7,7 @@ from leyden.doctor.rule import Finding, Rule
 from leyden.types import semconv
 
 _REFUSED = r"chat template of the model .*(?:drops |has no place for )|the chat template refuses|has no chat template"
-_WARNED = r"the chat template of the model .* (?:ends an answer with|leaves out|and leaves out)"
+_WARNED = r"the chat template of the model .* (?:ends an answer with|, and leaves out: )"
 
 
 def _find(run: Evidence) -> Finding | None:

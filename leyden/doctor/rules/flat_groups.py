@@ -13,11 +13,9 @@ _ENOUGH = 8
 
 
 def _find(run: Evidence) -> Finding | None:
-    rows = [row for row in run.train_rows if row.metrics.get("groups")][-_STEPS:]
-    flat, small, groups = (
-        sum(int(row.metrics.get(name) or 0) for row in rows) for name in ("flat_groups", "small_groups", "groups")
-    )
-    if flat + small < 0.95 * groups or (len(rows) < _STEPS and flat + small < _ENOUGH) or not rows:
+    flat, small, groups = (int(run.total(name, last=_STEPS)) for name in ("flat_groups", "small_groups", "groups"))
+    steps = min(_STEPS, len(run.series("groups")))
+    if flat + small < 0.95 * groups or (steps < _STEPS and flat + small < _ENOUGH) or not groups:
         return None
     first, rewards = run.series("reward")[:1], [value for _, value in run.series("reward")[-_STEPS:]]
     best = max((value for _, value in run.series("reward")), default=0.0)
@@ -30,9 +28,9 @@ def _find(run: Evidence) -> Finding | None:
         if few
         else "the rollouts of each task all get the same reward, so nothing is learned",
         evidence=(
-            f"{small} of the {groups} groups of the last {len(rows)} steps have fewer than two usable rollouts"
+            f"{small} of the {groups} groups of the last {steps} steps have fewer than two usable rollouts"
             if few
-            else f"{flat} of the {groups} groups of the last {len(rows)} steps are flat",
+            else f"{flat} of the {groups} groups of the last {steps} steps are flat",
             f"the mean rewards of these steps are {', '.join(figure(each, 3) for each in rewards)}",
         ),
         remedy="Mend what makes rollouts fail or be refused, and run several rollouts_per_task."

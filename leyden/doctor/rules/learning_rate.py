@@ -13,7 +13,7 @@ _HIGH, _LOW = 10.0, 1 / 20.0
 
 def _find(run: Evidence) -> Finding | None:
     rate, size = run.option("algorithm.optim.learning_rate"), run.option("model.n_weights")
-    if not isinstance(rate, float) or not isinstance(size, int) or not run.total("optimizer_steps"):
+    if not isinstance(rate, int | float) or rate <= 0 or not isinstance(size, int) or not run.total("optimizer_steps"):
         return None
     adapter = run.option("algorithm.backend.lora") is not None
     usual, reward = default_learning_rate(size, adapter=adapter), levels(run)

@@ -9,7 +9,9 @@ from leyden.doctor.rule import Finding, Rule
 def _find(run: Evidence) -> Finding | None:
     groups = [each for each in run.failure_groups if each.reason_kind == "no_reward"]
     n_failed = sum(each.count for each in groups)
-    silent = [each.rollout.rollout_id for each in run.succeeded if each.rollout.attempt.reward is None]
+    silent: list[str] = []
+    if run.option("algorithm.name") is not None:  # without an algorithm, rollouts may need no reward
+        silent = [each.rollout.rollout_id for each in run.succeeded if each.rollout.attempt.reward is None]
     if n_failed < 2 and len(silent) < 2:
         return None
     share = max(run.share_of_rollouts(n_failed), len(silent) / max(len(run.succeeded), 1))

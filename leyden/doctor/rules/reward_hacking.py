@@ -22,10 +22,14 @@ def _find(run: Evidence) -> Finding | None:
     evidence: list[str] = []
     if (fall := validation_fall(run)) is not None and (passes_over(run) or 3) < 3:
         evidence.append(f"the validation reward fell from {fall[0]} to {fall[1]}, on tasks like those of training")
-    for name in sorted({name for row in run.train_rows for name in row.metrics if name.startswith("reward/")}):
-        parts = levels(run, name)
-        if parts and parts[0].above(parts[-1]) > 5:
-            evidence.append(f"{name} fell from {parts[0]} to {parts[-1]}")
+    names = sorted({name for row in run.train_rows for name in row.metrics if name.startswith("reward/")})
+    parts = {name: found for name in names if (found := levels(run, name))}
+    risen = max((each[-1].mean for each in parts.values() if rose(each)), default=0.0)
+    for name, part in parts.items():
+        if part[0].above(part[-1]) > 5:
+            evidence.append(f"{name} fell from {part[0]} to {part[-1]}")
+        elif risen and all(0 < each.mean < 0.1 * risen for each in (part[0], part[-1])) and not rose(part):
+            evidence.append(f"{name} stayed at {part[-1]}, while another part of the reward rose to {figure(risen, 3)}")
     lengths, limit = answer_lengths(run), run.option("algorithm.max_tokens")
     if len(lengths) >= 10 and not rose(levels(run, stage="val", window=1), 2.0):
         before, now = mean_of(lengths[:5]), mean_of(lengths[-5:])

@@ -7,7 +7,6 @@ from statistics import median
 from leyden._lib.formatting import figure
 from leyden.doctor.evidence import Evidence
 from leyden.doctor.rule import Finding, Rule
-from leyden.types import semconv
 
 _LAST = 5
 _LARGE = 0.1
@@ -56,16 +55,13 @@ def _old_versions(run: Evidence) -> list[tuple[str, int, int]]:
     after = {row.iteration: row.metrics.get("policy_version") for row in run.train_rows}
     found: list[tuple[str, int, int]] = []
     for sampled, calls in run.calls:
-        step, versions = (
-            sampled.rollout.metadata.get("step"),
-            [c.span.attributes.get(semconv.POLICY_VERSION) for c in calls],
-        )
-        expected, known = (
-            after.get(step) if isinstance(step, int) else None,
-            [v for v in versions if isinstance(v, int)],
-        )
-        if sampled.rollout.mode == "train" and isinstance(expected, int) and known and min(known) < expected:
-            found.append((sampled.rollout.rollout_id, min(known), expected))
+        step = sampled.rollout.metadata.get("step")
+        versions = [
+            version for call in calls if call.tokens is not None for version in call.tokens.policy_versions or ()
+        ]
+        expected = after.get(step) if isinstance(step, int) and sampled.rollout.mode == "train" else None
+        if isinstance(expected, int) and versions and min(versions) < expected:
+            found.append((sampled.rollout.rollout_id, min(versions), expected))
     return found
 
 

@@ -13,7 +13,9 @@ from leyden.doctor.evidence import Evidence
 from leyden.doctor.rule import Finding, Rule
 from leyden.types import Rollout
 
-_ENOUGH = 8
+_ENOUGH, _FEW = 8, 20
+_MUCH = 0.25
+"""The share of one task that is much, even where few tasks are meant to come many times."""
 
 
 def _digest(rollout: Rollout) -> str:
@@ -30,7 +32,9 @@ def _is_empty(task: Any) -> bool:
 def _find_empty(run: Evidence) -> Finding | None:
     for mode, rollouts in run.tasks.items():
         empty = [each for each in rollouts if _is_empty(each.input)]
-        if empty and (length := run.option(f"data.{mode}.length")) != 1 and length is not None:
+        if len(empty) == len(rollouts):  # an agent may need no task, but not a task with empty fields
+            empty = [each for each in empty if each.input]
+        if empty and run.option(f"data.{mode}.length") is not None:
             return Finding(
                 cause="tasks are empty",
                 evidence=(
@@ -43,11 +47,17 @@ def _find_empty(run: Evidence) -> Finding | None:
     return None
 
 
-def _first_pass(rollouts: Sequence[Rollout], length: int) -> list[str]:
+def _first_pass(run: Evidence, mode: str) -> list[str]:
     """Return the tasks of the first pass over the data, or of the first batch that an evaluation has numbered, in which
     each task of the data set comes once.
     """
-    if rollouts[0].metadata.get("step"):  # the first ones were pruned
+    rollouts, length = run.tasks.get(mode, []), run.option(f"data.{mode}.length")
+    if not rollouts or not isinstance(length, int):
+        return []
+    first = rollouts[0].metadata.get("step")
+    if mode == "val":
+        rollouts = [each for each in rollouts if each.metadata.get("step") == first]
+    elif first:  # the first ones were pruned
         return []
     places: list[Any] = [each.metadata.get("task") for each in rollouts]
     if None in places:
@@ -56,13 +66,21 @@ def _first_pass(rollouts: Sequence[Rollout], length: int) -> list[str]:
     return list(map(_digest, rollouts[:end]))
 
 
+def _is_game(drawn: Sequence[str]) -> bool:
+    """Return whether the tasks are the few beginnings of a game, each played many times, and so are no data."""
+    return 0 < len(set(drawn)) < _FEW and 2 * len(set(drawn)) <= len(drawn)
+
+
 def _find_repeated(run: Evidence) -> Finding | None:
-    for mode, rollouts in run.tasks.items():
-        length = run.option(f"data.{mode}.length")
-        drawn = _first_pass(rollouts, length) if isinstance(length, int) and rollouts else []
+    for mode in run.tasks:
+        drawn = _first_pass(run, mode)
         counts = Counter(drawn)
-        if len(drawn) >= _ENOUGH and len(counts) <= 0.8 * len(drawn):
-            task, n = counts.most_common(1)[0]
+        task, n = counts.most_common(1)[0] if counts else ("", 0)
+        if (
+            len(drawn) >= _ENOUGH
+            and len(counts) <= 0.8 * len(drawn)
+            and (n >= _MUCH * len(drawn) or not _is_game(drawn))
+        ):
             return Finding(
                 cause="the data has the same tasks many times",
                 evidence=(
@@ -76,9 +94,11 @@ def _find_repeated(run: Evidence) -> Finding | None:
 
 
 def _find_leaked(run: Evidence) -> Finding | None:
+    if any(_is_game(_first_pass(run, mode)) for mode in run.tasks):
+        return None
     train, val = ({_digest(each) for each in run.tasks.get(mode, [])} for mode in ("train", "val"))
     shared = train & val
-    if not shared or run.option("data.train.digest") == run.option("data.val.digest") is None:
+    if not shared:
         return None
     return Finding(
         cause="the validation has tasks that are trained on",
