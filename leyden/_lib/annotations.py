@@ -14,6 +14,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,9 @@ from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, cast, ge
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import TypeIs
 
-from leyden._lib.components import Registry, component_names, find_component
+from leyden._lib.components import Registry, component_names, find_component, load_class
 from leyden._lib.options import nearest
-from leyden._lib.text import fault_reason
+from leyden._lib.text import fault_reason, text_of
 from leyden.errors import ConfigError, LeydenError
 
 OptionPath = tuple[str, ...]
@@ -35,6 +36,8 @@ _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _CALLABLE: Any = collections.abc.Callable
 _OFFERED = 12
 """How many options a message names."""
+_EXACT = 2**53
+"""Beyond it, a float may stand for several whole numbers."""
 _PLAIN = (bool, int, float, str, bytes, type(None), Path, Any, object)
 
 
@@ -131,6 +134,20 @@ def is_mapping(value: object) -> TypeIs[Mapping[str, Any]]:
 def is_data(kind: Any) -> bool:
     """Return whether a class is a dataclass or a pydantic model."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
+
+
+def as_option(target: Callable[..., Any], name: str, value: Any) -> Any:
+    """Return a plain value as an option of a class or function has it, by the option's annotation: 2 for 2.0 where it
+    is a whole number. Raise ConfigError for a value of another type.
+    """
+    known, _ = options_of(target)
+    builder = Builder(
+        registry_of=lambda _: None,
+        load=load_class,
+        where=lambda _: "",
+        show=lambda _, given: text_of(repr, given)[:200],
+    )
+    return builder.value(known[name].annotation, value, (name,)) if name in known else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,15 +279,13 @@ class Builder:
         if origin is Annotated:
             return True
         if kind is float:
-            return (isinstance(given, int | float) and not isinstance(given, bool)) or given in (
-                ".inf",
-                "-.inf",
-                ".nan",
+            is_number = isinstance(given, int | float) and not isinstance(given, bool)
+            return (is_number and not (isinstance(given, int) and abs(given) > sys.float_info.max)) or given in (
+                *(".inf", "-.inf", ".nan"),
             )
         if kind is int:
-            return not isinstance(given, bool) and (
-                isinstance(given, int) or (isinstance(given, float) and given.is_integer())
-            )
+            is_whole = isinstance(given, float) and given.is_integer() and abs(given) <= _EXACT
+            return is_whole or (isinstance(given, int) and not isinstance(given, bool))
         if isinstance(given, bool) or kind in (bool, str, bytes, type(None)):
             return type(given) is kind
         if kind is Path:
@@ -385,7 +400,8 @@ class Builder:
 
     def error(self, path: OptionPath, message: str) -> ConfigError:
         """Return a ConfigError that says where the value stands, and what is wrong."""
-        return ConfigError(f"{self.where(path)}: {message}")
+        place = self.where(path)
+        return ConfigError(f"{place}: {message}" if place else message)
 
     def _placed(self, error: LeydenError, path: OptionPath) -> LeydenError:
         """Return an error of the same kind, with the place of the option that it is about."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
+from leyden._lib.annotations import as_option
 from leyden._lib.components import arguments_of
 from leyden._lib.json import is_object
 from leyden._lib.options import option_names
@@ -71,8 +72,12 @@ class AlgorithmOptions:
         new = f"a new run takes it: leyden run --from RUN --set {name}=..."
         return f"{self._algorithm.fixed_options.get(head, 'it holds from the first step to the last')}; {new}"
 
-    def check(self, path: str, value: Any) -> None:
+    def checked(self, path: str, value: Any) -> Any:
+        head, _, leaf = path.removeprefix(_SECTION).partition(".")
+        owner = type(getattr(self._algorithm, head)) if leaf else type(self._algorithm)
+        value = as_option(owner, leaf or head, value)
         self._algorithm.check_change(self._changed_to(path, value)[1])
+        return value
 
     def change(self, path: str, value: Any, n_finished: int) -> HookResult:
         changed, made = self._changed_to(path, value)

@@ -52,7 +52,7 @@ def pause(run: RunArgument, wait: WaitOption = 10.0, as_json: AsJson = False) ->
 
 
 def resume(run: RunArgument, wait: WaitOption = 10.0, as_json: AsJson = False) -> None:
-    """Let a paused run go on. A run that has ended is continued by its program: fit(..., resume=True).
+    """Let a paused run go on. One that has ended is continued by `leyden run --from RUN --resume`, or by its program.
 
     \b
     Examples:

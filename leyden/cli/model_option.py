@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +34,8 @@ class ModelOption:
         """Return the model that one `--model` names. Raise ConfigError for another form, a missing folder, and a run
         without a model.
 
-        A name without a slash is a run under `.leyden/` if there is one, else a name of the hub.
+        A name without a slash is a run under `.leyden/` if there is one, else a model of the hub that was downloaded
+        before.
         """
         from leyden.engine.source import why_not_loadable  # `leyden --help` does not load the engine
 
@@ -49,12 +51,35 @@ class ModelOption:
                 address = str(trained_model(run))
         if "://" not in address and (reason := why_not_loadable(address)):
             raise ConfigError(f"--model {text}: {reason}")
+        is_bare = re.fullmatch(r"[\w.-]+", address) and not Path(address).exists()
+        if is_bare and not _is_downloaded(address):
+            raise ConfigError(
+                f"--model {text}: {_no_run(address)}. A model of the hub is ORG/NAME, and a folder ./NAME"
+            )
         is_path = address.startswith((".", "/", "~")) or ("://" not in address and address.count("/") > 1)
         is_gguf = address.lower().endswith(".gguf") and Path(address).is_file()
         if is_path and not is_gguf and not Path(address).is_dir():
             raise ConfigError(f"--model {text}: there is no folder {address}")
         is_folder = is_path or is_gguf or Path(address).is_dir() or _HUB_NAME.fullmatch(address) is not None
         return cls(name, address, is_folder, engine)
+
+
+def _is_downloaded(name: str) -> bool:
+    """Return whether the hub's cache on this machine has a model of this name."""
+    with suppress(ImportError):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE, f"models--{name}").is_dir()
+    return False
+
+
+def _no_run(name: str) -> str:
+    from leyden.training.runs import open_run
+
+    try:
+        return f"run {open_run(name).record.name} has no trained model"
+    except ConfigError as error:
+        return str(error)
 
 
 def trained_model(run: RecordedRun) -> Path:

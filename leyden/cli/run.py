@@ -157,7 +157,7 @@ def _run(start: Start, job: Job, directory: Path, *, as_json: bool) -> None:
     from leyden.errors import RunInterrupted
     from leyden.training.runs import open_run
     from leyden.training.runs.folder import MANIFEST
-    from leyden.training.runs.start import started_from
+    from leyden.training.runs.start import how_to_continue, started_from
 
     token = started_from.set(record_of(start))
     try:
@@ -172,7 +172,7 @@ def _run(start: Start, job: Job, directory: Path, *, as_json: bool) -> None:
         return
     record = ended.record
     if record.status == "stopped" and record.cause == "interrupted":  # a simulator's run ends without an error
-        raise RunInterrupted(f"the run was stopped; continue with leyden run --from {directory} --resume")
+        raise RunInterrupted(f"the run was stopped; continue with {how_to_continue(True, directory)}")
     if as_json:
         echo_json({"run": str(directory), "run_id": record.run_id, "state": record.status, "stopped": record.cause})
     if record.status != "succeeded":

@@ -364,6 +364,9 @@ def _simulation(start: Start, builder: Builder) -> Job:
     for name in (each for each in options if each.endswith("_initial_states")):
         options[name] = _data(options[name], builder, ("vessel", name))
     vessel = replace(builder, supplied=spaces).made(kind, options, ("vessel",))
+    if isinstance(vessel, TrainingVessel):
+        path = "vessel", "update_kwargs"
+        vessel.update_kwargs = builder.options(vessel.policy.update, vessel.update_kwargs, path, partly=True)
     given = builder.options(Trainer, _mapping(start.settings.get("trainer"), builder, "trainer"), ("trainer",))
     trainer = builder.called(Trainer, given, ("trainer",))
     trainer.check(vessel)  # before the callback below, which does not end a run

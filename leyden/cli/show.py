@@ -147,7 +147,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         echo(f"log         {run.log_path}")
     if run.directory is not None and (report := report_of(run.directory)) is not None:
         echo(f"report      {report}")
-    if run.directory is not None and (how := _how_to_continue(run)) is not None:
+    if (how := _how_to_continue(run)) is not None:
         echo(f"continue    {how}")
     if run.state in ("failed", "crashed") or groups:
         echo(f"explain     leyden doctor {source}")
@@ -159,14 +159,16 @@ def _how_to_continue(run: RecordedRun) -> str | None:
     Return None if the run is running or has succeeded, if it never started, or if its kind cannot be continued.
     """
     from leyden.training.runs.opening import NEVER_STARTED
+    from leyden.training.runs.start import how_to_continue
 
-    if run.state not in ("stopped", "failed", "crashed") or run.record.config.get(NEVER_STARTED):
+    config, kind = run.record.config, run.record.kind
+    if run.state not in ("stopped", "failed", "crashed") or config.get(NEVER_STARTED):
         return None
-    if run.record.kind == "rl":
+    if kind not in ("rl", "fit") or run.directory is None:
+        return None
+    if kind == "rl" and not config.get("start"):
         return f"leyden rl train --resume {run.directory}, or fit(..., resume=True)"
-    if run.record.kind == "fit":
-        return f"Trainer(..., run_dir={str(run.directory)!r}).fit(..., resume=True)"
-    return None
+    return how_to_continue(config.get("start"), run.directory)
 
 
 def _print_head(run: RecordedRun) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ from leyden.training.runs.opening import NEVER_STARTED, begin_run, new_manifest
 from leyden.training.runs.recorder import RunRecorder
 from leyden.training.runs.recording import FolderRecorder
 from leyden.training.runs.run_metrics import metrics_of
-from leyden.training.runs.start import started_from
+from leyden.training.runs.start import how_to_continue, started_from
 from leyden.training.runs.steering import Steering
 from leyden.training.runs.summary import count_rollouts
 from leyden.types import Retention
@@ -230,6 +229,8 @@ class Fit:
             self._run = replace(self._run, tally=tally)
             for each in bars:
                 each.tally, each.earlier_rows = tally, lambda: recorder.rows
+                if self._steering is not None:
+                    each.pause = self._steering.pause
         return recorder
 
     def _report(self, summary: RunSummary) -> None:
@@ -497,9 +498,8 @@ def how_to_resume(directory: Path | None, *, failed: bool = False) -> str:
     if directory is None:
         return "the run was stopped; it has no directory, so it cannot be continued"
     ended, again = ("has failed", "Remedy the cause, then continue") if failed else ("was stopped", "Continue")
-    call = f"Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
-    command = f"leyden run --from {shlex.quote(str(directory))} --resume"
-    return f"the run {ended}; what it had finished is in {directory}. {again} with {command if started_from.get() else call}"
+    how = how_to_continue(started_from.get(), directory)
+    return f"the run {ended}; what it had finished is in {directory}. {again} with {how}"
 
 
 def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, LightningStore, Manifest]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import reprlib
 import time
@@ -115,6 +116,16 @@ class RolloutTally:
 
 
 @dataclass(slots=True)
+class RunPause:
+    """Whether somebody has paused a run. The run's steering changes it, and the run's views read it."""
+
+    texts: Sequence[str] = ()
+    """Who has paused the run, and the command that continues it; empty if it is not paused."""
+    ended_at: float = -math.inf
+    """When the newest pause ended, of `time.monotonic()`."""
+
+
+@dataclass(slots=True)
 class RunView:
     """The progress of a run, and the texts that show it. Times are those of `time.monotonic()`."""
 
@@ -125,6 +136,7 @@ class RunView:
     tally: RolloutTally = field(default_factory=RolloutTally)
     stage: str = ""
     """The current stage's name."""
+    pause: RunPause = field(default_factory=lambda: RunPause())
     report: Progress | None = None
     """The stage's newest report; None before the first one."""
     stage_started: float = field(default_factory=time.monotonic)
@@ -165,7 +177,7 @@ class RunView:
 
     def end_stage(self, name: Literal["train", "val"], iteration: int, metrics: dict[str, Any]) -> None:
         now = time.monotonic()
-        self._seconds[name].append(now - self.marked_at)
+        self._seconds[name].append(now - max(self.marked_at, self.pause.ended_at))
         self.iteration, self.marked_at = iteration, now
         self.update(metrics)
         self.after = self.tally.sums()
@@ -225,9 +237,11 @@ class RunView:
 
         The rest is assumed to go as fast as this process has been on average; the first step, which warms up, counts
         only while there are few. Return an empty text if the total is unknown, at the beginning, when that would be a
-        guess, and at the end.
+        guess, at the end, and while the run is paused.
         """
         now, report = time.monotonic(), self.report
+        if self.pause.texts:
+            return ""
         if self.in_iterations:
             steps, (n_done, each) = (self.total or 0) - self.iteration, self._mean_seconds("train")
             if steps <= 0 or not n_done or (n_done < 2 and n_done < _EARLY * (n_done + steps)):
@@ -260,9 +274,11 @@ class RunView:
         At the end of a run one block is left.
         """
         blocks = [(self._run_lines, 2)] if self.in_iterations else []
-        if (self.stage or self.report) and not (self.ended and blocks):
+        if not self.ended:
+            blocks.append((self._paused_lines, 2))
+        if (self.stage or self.report) and not (self.ended and blocks) and not self.pause.texts:
             blocks.append((self._stage_lines, 2))
-        if blocks and not self.ended:
+        if len(blocks) > 1 and not self.ended:
             blocks += [(self._queue_lines, 2), (self._failure_lines, _SHOWN_REASONS), (self._rollout_lines, 5)]
         height = max(1, min(height, _MAX_LINES))
         drawn = [(block, lines) for block, most in blocks if (lines := block(width, 1 if self.ended else most))][
@@ -294,6 +310,11 @@ class RunView:
                 parts.append((4, sparkline(sampled, max(8, min(32, width // 5)))))
         parts.append((2, "" if self.ended else self.left()))
         return flowed(parts, width, n_lines, self.iteration / self.total if self.total else None)
+
+    def _paused_lines(self, width: int, n_lines: int) -> list[Line]:
+        return [
+            [(text, "bar") for text, _ in line] for line in flowed(list(enumerate(self.pause.texts)), width, n_lines)
+        ]
 
     def _stage_lines(self, width: int, n_lines: int) -> list[Line]:
         tally, (_, rewarded, rewards) = self.tally, self.before

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from leyden._lib.options import check_number
 from leyden.training.callbacks import Callback, Progress
-from leyden.training.live_view import RolloutTally, RunView
+from leyden.training.live_view import RolloutTally, RunPause, RunView
 from leyden.training.metrics import MetricsRow
 from leyden.training.screens import Lines, Notebook, Terminal, open_screen
 
@@ -51,6 +51,8 @@ class ProgressBar(Callback):
         """Counts of the run's rollouts. A trainer sets the one to which the run's collector adds."""
         self.earlier_rows: Callable[[], Sequence[MetricsRow]] = tuple
         """Returns the rows of the run's earlier processes, with which the curve of a resumed run begins."""
+        self.pause = RunPause()
+        """Of the run. A trainer sets the one of a run that can be paused."""
         self._stream, self._line_seconds = stream, line_seconds
         self._run = RunView(self.metrics, unit)
         self._screen: Terminal | Notebook | Lines | None = None
@@ -79,7 +81,7 @@ class ProgressBar(Callback):
         iteration: the number of finished iterations.
         total: iterations in all; None if unknown. Then only the stage is shown until the first iteration has ended.
         """
-        self._run = RunView(self.metrics, self.unit, iteration, total, self.tally, stage)
+        self._run = RunView(self.metrics, self.unit, iteration, total, self.tally, stage, self.pause)
         self._line_due = False
         if self._screen is None:
             self._screen = open_screen(self._run, self._stream, self._line_seconds)

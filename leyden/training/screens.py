@@ -234,7 +234,16 @@ class Lines:
             return
         state = self.state
         label = state.label if state.in_iterations else ""
-        self._write([label, state.under_way(), *state.values(), *state.rates(), state.failures(), state.left()])
+        self._write(
+            [
+                label,
+                *(state.pause.texts[:1] or [state.under_way()]),
+                *state.values(),
+                *state.rates(),
+                state.failures(),
+                state.left(),
+            ]
+        )
 
     def _write(self, parts: Iterable[str]) -> None:
         with self._lock:

@@ -131,6 +131,7 @@ async def test_models_are_servers_or_one_folder(tmp_path: Path) -> None:
     [
         (["policy"], "must be NAME=URL, NAME=FOLDER or NAME=RUN"),
         (["a=./nowhere"], "there is no folder ./nowhere"),
+        (["a=frist"], r"there is no run 'frist' in .*\. A model of the hub is ORG/NAME, and a folder \./NAME"),
         (["a=http://x/v1", "a=http://y/v1"], "names 'a' twice"),
         ([f"a={WEIGHTS}", f"b={WEIGHTS}"], "is loaded here already"),
     ],

@@ -292,12 +292,14 @@ def test_a_run_without_a_model_and_half_a_name_are_refused(
         ModelOption.of(f"policy={address}")
 
 
-@pytest.mark.parametrize("address", ["gpt2", "org/name", "http://127.0.0.1:8000/v1"])
+@pytest.mark.parametrize("address", ["downloaded", "org/name", "http://127.0.0.1:8000/v1"])
 def test_another_name_is_one_of_the_hub_or_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / ".leyden" / "first", model=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--downloaded").mkdir()
     assert ModelOption.of(f"policy={address}") == ModelOption("policy", address, is_folder="://" not in address)
 
 

@@ -130,6 +130,9 @@ def test_a_function_returns_the_settings_with_live_objects(said: Said):
         ("trainer.n_runners=four", "n_runners is 'four'; it must be a whole number or null"),
         ("trainer.n_runners=true", "n_runners is True; it must be a whole number or null"),
         ("trainer.progress=1", "progress is 1; it must be true or false"),
+        ("polling_interval=true", "polling_interval is True; it must be a number"),
+        (f"polling_interval=1{'0' * 400}", "it must be a number"),
+        ("n_epochs=1e17", "n_epochs is 1e+17; it must be a whole number"),
         ("span_verbosity=valuse", "it must be one of"),
         ("trainer.strategy=smh", "'smh' is not known; did you mean 'shm'?"),
         ("trainer.strategy={type: cs, patience_seconds: soon}", "patience_seconds is 'soon'; it must be a number"),
@@ -512,10 +515,10 @@ trainer: {max_iters: 2, finite_env_type: dummy, progress: false}
 def test_a_policy_in_a_simulator_is_trained_and_continued(said: Said, tmp_path: Path):
     (tmp_path / "walk_to_run.py").write_text(SIMULATOR)
     (tmp_path / "walk.yaml").write_text(VESSEL)
-    code, out, err = said("run", "walk.yaml", "--set", "policy.seed=3", "--json")
+    code, out, err = said("run", "walk.yaml", "--set=policy.seed=3.0", "--set=update_kwargs.repeat=2.0", "--json")
     assert code == 0, err
     run = json.loads(out)["run"]
-    assert recorded(run)["config"]["start"]["overrides"] == {"vessel.policy.seed": 3}
+    assert recorded(run)["config"]["start"]["overrides"] == {"vessel.policy.seed": 3, "vessel.update_kwargs.repeat": 2}
     assert (Path(run) / "checkpoints").is_dir()
     code, out, err = said("run", "--from", run, "--resume", "--set", "trainer.max_iters=4", "--json")
     assert code == 0, err
@@ -536,6 +539,7 @@ def test_a_policy_in_a_simulator_is_trained_and_continued(said: Said, tmp_path: 
         ("simulator_fn=walk_to_run.py:Nix", "walk_to_run.py has no 'Nix'"),
         ("simulator_fn.strides=2", "has no option 'strides'; did you mean 'stride'?"),
         ("train_initial_states=none.json", "none.json cannot be read"),
+        ("update_kwargs.repeat=true", "vessel.update_kwargs.repeat: repeat is True; it must be a whole number"),
         ("episode_per_iter=0", "walk.yaml, line 2: vessel: episode_per_iter is 0"),
         ("trainer.n_runners=2", "Trainer has no option 'n_runners'"),
         ("agent=x", "leave agent out"),

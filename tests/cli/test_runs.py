@@ -589,6 +589,8 @@ def test_a_run_is_named_tagged_and_found_by_both(tuned: Path, said: Said, monkey
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
+        (["20261123-010101-a211", "--name", "./a"], "the name './a' looks like a path or an option"),
+        (["20261123-010101-a211", "--name", "-n"], "the name '-n' looks like a path or an option"),
         (["20261123-010101-a211", "--name", "latest"], "the name 'latest' means the newest run; choose another one"),
         (["20261123-010101-a211", "--name", "20261123-010102-a212"], "is another run's; choose another one"),
         (["20261123-010101-a211", "--name", LONG], "is another run's; choose another one"),

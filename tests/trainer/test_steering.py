@@ -13,8 +13,13 @@ from typing import Any
 
 import pytest
 
+import leyden as ly
+from leyden.testing import FakeUpstream
 from leyden.training.runs import open_run
+from leyden.training.runs.control import ControlLine, ask
 from leyden.training.runs.folder import read_manifest
+from tests.algorithm.apo import rules
+from tests.algorithm.gepa import evolving
 from tests.trainer.steering import answers, end_all, leyden, metrics, run, start, steps, until
 
 ASKS = [[3, "set", "gain", 2.5], [4, "extend", None, {"steps": 2}], [4, "set", "gain", 3.5]]
@@ -61,7 +66,7 @@ def test_a_run_that_is_killed_as_it_answers_a_command_goes_on_as_one_that_was_no
     process = start("count", directory, 100, seconds=0.2)
     until(lambda: steps(directory) >= 2, process)
     command = until(lambda: leyden("set", directory, "gain=7", "--wait", 0), process)
-    assert "asked; the run answers" in command or "1.0 -> 7" in command
+    assert "asked; the run answers" in command or "1.0 -> 7.0" in command
     [answer] = until(lambda: answers(directory), process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -69,7 +74,7 @@ def test_a_run_that_is_killed_as_it_answers_a_command_goes_on_as_one_that_was_no
     until(lambda: open_run(directory).state == "running", process)
     said = leyden("set", directory, "algorithm.gain=9.5", "--wait", 40)
     second = answers(directory)[-1]
-    assert said == f"gain 7 -> 9.5 from step {second.iteration + 1}\n"
+    assert said == f"gain 7.0 -> 9.5 from step {second.iteration + 1}\n"
     until(lambda: steps(directory) > second.iteration + 1, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -87,7 +92,7 @@ def test_a_change_is_undone_and_made_again_when_the_algorithm_is_restarted(tmp_p
 def test_a_paused_run_that_is_killed_stays_paused_says_so_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
     process = start("count", tmp_path, 12, seconds=0.05, asks=[[3, "pause", None, None]])
     until(lambda: answers(tmp_path), process)
-    assert leyden("set", tmp_path, "gain=2") == "gain 1.0 -> 2 from step 4\n"  # a paused run answers at once
+    assert leyden("set", tmp_path, "gain=2") == "gain 1.0 -> 2.0 from step 4\n"  # a paused run answers at once
     assert "is paused already" in leyden("pause", tmp_path, code=1)
     shown = json.loads(leyden("show", tmp_path, "--json"))
     assert shown["paused"] and shown["state"] == "running" and shown["paused_seconds"] > 0
@@ -156,14 +161,22 @@ def test_requests_that_come_with_the_last_step_are_refused_unless_it_is_extended
     assert metrics(tmp_path / "two")[-1][2]["gain"] == 2
 
 
+def test_a_whole_number_may_be_written_as_a_float_and_a_number_as_a_whole_one(tmp_path: Path) -> None:
+    run("count", tmp_path, 3, asks=[[2, "set", "val_every_n_iters", 2.0], [2, "set", "gain", 2]])
+    assert [json.dumps(line.value) for line in answers(tmp_path)] == ["2", "2.0"]
+
+
 REFUSED = [
     ("gian", 2, "gian is no option of this run; did you mean 'gain'?"),
-    ("gain", -1, "gain is -1; it must be a number, above 0"),
+    ("gain", -1, "gain is -1.0; it must be a number, above 0"),
     ("gain", "fast", "gain is 'fast'; it must be a number"),
     ("gain", None, "gain is None; it must be a number"),
     ("gain", True, "gain is True; it must be a number"),
     ("gain", [1], "gain is [1]; it must be a number"),
     ("gain", 10**400, "gain is 1000"),
+    ("val_every_n_iters", 2.5, "val_every_n_iters is 2.5; it must be a whole number or null"),
+    ("val_every_n_iters", True, "val_every_n_iters is True; it must be a whole number or null"),
+    ("val_every_n_iters", 1e17, "val_every_n_iters is 1e+17; it must be a whole number or null"),
     ("seconds", 1, "cannot change while the run works: a clock is not set back; a new run takes it"),
     ("keep_last", 1, "cannot change while the run works: it holds from the first step to the last"),
     ("trainer.n_runners", 2, "cannot change while the run works: the trainer holds from the start"),
@@ -218,6 +231,36 @@ def test_an_algorithm_that_owns_its_loop_can_be_stopped_and_says_why_it_cannot_b
     assert leyden("stop", tmp_path, "--after-step") == "stopped\n"
     process.communicate(timeout=30)
     assert open_run(tmp_path).state == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["apo", "gepa"])
+async def test_a_search_for_prompts_is_extended_also_in_its_last_round(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("openai")
+    has_asked = list[ControlLine]()
+
+    @ly.rollout
+    async def agent(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> float:
+        in_last = (tmp_path / "metrics.jsonl").read_text().count('"train"') == 1
+        if in_last and not has_asked:
+            has_asked.append(ask(tmp_path, "extend", by="ann", value={"steps": 1}))
+        ly.emit_message(f"I do not know about {task['topic']}.")
+        return float(rules.RULES[task["topic"]] in prompt_template.format(ticket=task["number"]))
+
+    rounds: dict[str, Any] = {**rules.OPTIONS, "beam_rounds": 2}
+    algorithm = ly.APO(**rounds) if kind == "apo" else ly.GEPA(max_steps=2, seed=3)
+    reply = rules.reply if kind == "apo" else evolving.reply
+    async with FakeUpstream(reply=reply) as upstream:
+        trainer = ly.Trainer(
+            algorithm=algorithm,
+            llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
+            initial_resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
+            run_dir=tmp_path,
+            progress=False,
+        )
+        await trainer.afit(agent, rules.TRAIN, rules.VAL)
+    option = "algorithm.beam_rounds" if kind == "apo" else "algorithm.max_steps"
+    assert [(line.state, line.path, line.value) for line in answers(tmp_path)] == [("done", option, 3)]
+    assert [iteration for iteration, stage, _ in metrics(tmp_path) if stage == "train"] == [1, 2, 3]
 
 
 @pytest.mark.faults

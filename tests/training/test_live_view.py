@@ -189,6 +189,25 @@ def test_validations_to_come_count_in_the_time_left() -> None:
     assert view.left() == ""
 
 
+def test_a_paused_run_says_who_paused_it_and_its_pause_is_no_time_of_a_step() -> None:
+    view = full_view()
+    assert view.left()
+    view.pause.texts = "paused after step 12 by ann@host", "leyden resume .leyden/first"
+    assert view.left() == "" and drawn(view, 100, 8)[1:3][0].startswith(
+        "paused after step 12 by ann@host  leyden resume"
+    )
+    for columns in (20, 40):
+        narrow = drawn(view, columns, 8)
+        said = "\n".join(narrow)
+        assert re.search(r"^paused after step 1.*\n +leyden resume", said, re.MULTILINE), said
+        assert all(cell_len(line) <= columns for line in narrow)
+    view.pause.texts, view.pause.ended_at = (), time.monotonic() - 10
+    aged(view, "train", 13, 1000.0)
+    assert view._mean_seconds("train")[1] < 500
+    view.ended = True
+    assert not any("paused" in line for line in drawn(view, 80, 8))
+
+
 def test_an_algorithm_that_owns_its_loop_has_rates_and_rewards_of_the_stage_under_way() -> None:
     stream = io.StringIO()
     bar = ProgressBar(stream=stream)

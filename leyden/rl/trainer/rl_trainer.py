@@ -276,6 +276,7 @@ class Trainer(KeepsArguments, TrainLoop):
             None if folder is None else folder.directory,
             unit="episodes",
             stopped=lambda: self._interrupted,
+            pause=None if self._steering is None else self._steering.pause,
         )
 
     def _newest_checkpoint(self) -> Resumable | None:

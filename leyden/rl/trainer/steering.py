@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from leyden._lib.annotations import as_option
 from leyden._lib.options import check_number
 from leyden.rl.policy import Policy
 from leyden.rl.trainer.vessel import TrainingVesselBase
@@ -51,20 +52,17 @@ class SimulatorOptions:
             held = getattr(held, name, None)
         return None if held is None else "it holds from the first iteration to the last"
 
-    def check(self, path: str, value: Any) -> None:
-        if path == self.steps_path:
-            check_number("max_iters", value, at_least=1, whole=True)
-        elif path == _EVERY:
-            check_number("val_every_n_iters", value, at_least=1, whole=True)
+    def checked(self, path: str, value: Any) -> Any:
+        owner, name = path.rpartition(".")[::2]
+        policy: Any = self._policy
+        takers = {"trainer": type(self._loop), "vessel": type(self._vessel), "vessel.policy": type(policy)}
+        value = as_option(takers.get(owner) or policy.update, name, value)
+        known = {} if policy is None else {"vessel.policy": policy.changeable}.get(owner, policy.update_options)
+        check_number(name, value, **known.get(name, {"at_least": 1, "whole": True}))
+        if path == _EVERY:
             self._vessel.require_stage("val")
             self._loop.check_validations(value)
-        elif path == _EPISODES:
-            check_number("episode_per_iter", value, at_least=1, whole=True)
-        else:
-            assert self._policy is not None
-            limits = self._policy.changeable if path.startswith(_POLICY) else self._policy.update_options
-            name = path.rpartition(".")[2]
-            check_number(name, value, **limits[name])
+        return value
 
     def change(self, path: str, value: Any, n_finished: int) -> HookResult:
         self._changed.add(path)

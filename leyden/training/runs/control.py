@@ -21,7 +21,7 @@ from leyden._lib.atomic import append_locked
 from leyden._lib.json import json_line
 from leyden.errors import ConfigError
 from leyden.training.runs.folder import CONTROL, Manifest, read_manifest
-from leyden.training.runs.start import short_path
+from leyden.training.runs.start import how_to_continue, short_path
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def _line_of(read: Any) -> ControlLine:
 def _require_working(directory: Path, manifest: Manifest, command: str) -> None:
     """Raise ConfigError unless a process of this machine works on the run."""
     name, state = manifest.record.name, manifest.state
-    again = f"Continue it with Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
+    again = f"Continue it with {how_to_continue(manifest.record.config.get('start'), directory)}"
     if state == "crashed":
         raise ConfigError(f"the process of run {name!r} is gone, so nothing can be asked of it. {again}")
     if state != "running":

@@ -10,6 +10,7 @@ from typing import Any
 
 from leyden._lib.text import error_line
 from leyden.training import Callback, LogLevel, LogWriter, MetricsRow, ProgressBar, TrainLoop, Vessel
+from leyden.training.live_view import RunPause
 from leyden.training.metrics import Row
 from leyden.training.runs.display import closing_summary, first_line, show
 from leyden.training.runs.folder import METRICS
@@ -91,6 +92,7 @@ def showing(
     *,
     unit: str,
     stopped: Callable[[], str | None],
+    pause: RunPause | None,
 ) -> Generator[None]:
     """Show the run of a loop on standard error: a first line, its progress, and after the block a summary.
 
@@ -100,16 +102,21 @@ def showing(
     directory: the run's; None for a run without one.
     unit: what the loop reports as its progress.
     stopped: returns after the block why the run ended early; None if it did not.
+    pause: of the run; None for one that cannot be paused.
     """
     show(first_line(Run("", directory), config))
     started, kept = time.monotonic(), KeptRows()
     callbacks = loop.callbacks
     added: list[Callback] = [kept]
-    if not any(isinstance(callback, ProgressBar) for callback in callbacks):
+    bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
+    if not bars:
         added.append(bar := ProgressBar(unit=unit))
+        bars = [bar]
         if directory is not None:
             bar.earlier_rows = lambda: read_rows(directory / METRICS)
         callbacks.insert(sum(callback.runs_last <= bar.runs_last for callback in callbacks), bar)
+    for each in bars if pause is not None else ():
+        each.pause = pause
     callbacks.append(kept)  # last, because other callbacks may add to the rows
     try:
         yield

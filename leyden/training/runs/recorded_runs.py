@@ -250,8 +250,6 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
         raise ConfigError(f"run_id={run_id!r} is for a store, and {str(source)!r} is none; leave run_id out")
     if _holds_run(path):
         return _FolderRun(path)
-    if os.path.isdir(path):  # noqa: PTH112
-        raise ConfigError(f"{path} holds no run ({MANIFEST} is missing){_offer(list_runs(path))}")
     if name and path.name == name and _holds_run(RUNS / name):  # no two folders have one name
         return _FolderRun(RUNS / name)
     if name == "latest":
@@ -261,6 +259,8 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
         return runs[0]
     runs, damaged = find_runs()
     found = [run for run in runs if name in (run.record.name, run.record.run_id)]
+    if not found and os.path.isdir(path):  # noqa: PTH112
+        raise ConfigError(f"{path} holds no run ({MANIFEST} is missing){_offer(list_runs(path))}")
     if name and not found:
         found = [run for run in runs if any(each.startswith(name) for each in names_of(run))]
     if len(found) == 1:
@@ -338,6 +338,8 @@ def find_runs(root: Path = RUNS) -> tuple[list[RecordedRun], list[str]]:
 def require_free_name(run: RecordedRun, name: str) -> None:
     """Raise ConfigError if a name would not find this run: it means something else, or another run beside it has it."""
     assert run.directory is not None
+    if "/" in name or name in (".", "..") or name.startswith("-"):
+        raise ConfigError(f"the name {name!r} looks like a path or an option; give one without slashes, such as first")
     others = [each for each in find_runs(run.directory.parent)[0] if each.record.run_id != run.record.run_id]
     if name == "latest" or any(name in names_of(each) for each in others):
         taken = "means the newest run" if name == "latest" else "is another run's"

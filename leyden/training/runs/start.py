@@ -7,9 +7,11 @@ Settings are the content of a file of `leyden run`, with the sections of `SECTIO
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final, cast
 
 from leyden._lib.json import is_list, is_object
@@ -28,6 +30,16 @@ paths, `arguments` those of the function. `hidden` lists the places within all o
 """
 
 
+def how_to_continue(start: object, directory: Path) -> str:
+    """Return the command that continues a run, or the call if a program has started it.
+
+    start: the entry `start` of the run's configuration.
+    """
+    if start:
+        return f"leyden run --from {shlex.quote(str(directory))} --resume"
+    return f"Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
+
+
 def option_path(path: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of a dotted path, such as `trainer.n_runners`, from the section on.
 
@@ -36,7 +48,8 @@ def option_path(path: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """
     parts = path.strip().split(".")
     if not all(parts):
-        raise ConfigError(f"{path!r} names no option; write one such as trainer.n_runners or optim.learning_rate")
+        example = "policy.lr" if "vessel" in settings else "optim.learning_rate"
+        raise ConfigError(f"{path!r} names no option; write one such as {example}")
     if parts[0] not in SECTIONS:
         close = get_close_matches(parts[0], SECTIONS, n=1, cutoff=0.9) if len(parts) > 1 else []
         if close:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,7 @@ from leyden._lib.options import check_number, nearest
 from leyden.errors import ConfigError, LeydenError
 from leyden.training import Callback, TrainLoop, Vessel
 from leyden.training.callbacks import HookResult
+from leyden.training.live_view import RunPause
 from leyden.training.runs.control import AFTER_STEP, ControlFile, ControlLine, in_words, pause_in_force
 from leyden.training.runs.folder import read_manifest
 
@@ -55,8 +58,10 @@ class Steerable(Protocol):
         """Return why an option may not change; None if there is no such option."""
         ...
 
-    def check(self, path: str, value: Any) -> None:
-        """Raise ConfigError or another LeydenError for a value that the option cannot have."""
+    def checked(self, path: str, value: Any) -> Any:
+        """Return a value as the option has it, which a file of `leyden run` would give it. Raise ConfigError or another
+        LeydenError for a value that it cannot have.
+        """
         ...
 
     def change(self, path: str, value: Any, n_finished: int) -> HookResult:
@@ -91,6 +96,8 @@ class Steering:
         self._due: list[ControlLine] = []
         """Changes that an earlier process of the run made at a step that this one has not reached."""
         self._paused: ControlLine | None = None
+        self.pause = RunPause()
+        """What views of the run show of a pause."""
         self._woken = threading.Event()
         self._wake_loop: Callable[[], object] = self._woken.set
         self._could_read = self._could_write = True
@@ -236,7 +243,7 @@ class Steering:
                 self._say_paused(answer)
         elif line.command == "resume":
             if self._record(line.answer("done", iteration=n_finished)):
-                self._paused = None
+                self._paused, self.pause.texts, self.pause.ended_at = None, (), time.monotonic()
         else:
             path, value, before = self._wanted(target, line)
             done = line.answer("done", path=path, value=value, before=before, iteration=n_finished)
@@ -261,8 +268,7 @@ class Steering:
                 raise ConfigError(
                     f"{line.path} {'is no option of this run' if why is None else f'cannot change while the run works: {why}'}; {hint}"
                 )
-            target.check(path, line.value)
-            return path, line.value, settings[path]
+            return path, target.checked(path, line.value), settings[path]
         path = target.steps_path
         now = settings.get(path)
         name, number = next(iter(line.value.items())) if is_object(line.value) and line.value else ("to", line.value)
@@ -273,8 +279,7 @@ class Steering:
         wanted = number if name == "to" else length + number
         if wanted <= length:
             raise ConfigError(f"{path} is {length:,} already, and an extension only raises it")
-        target.check(path, wanted)
-        return path, wanted, now
+        return path, target.checked(path, wanted), now
 
     def _refusal(self, line: ControlLine) -> str | None:
         """Return why a request cannot be done, as far as that is known before the boundary."""
@@ -307,7 +312,8 @@ class Steering:
             self._stop()
 
     def _say_paused(self, paused: ControlLine) -> None:
-        command = f"leyden resume {self._file.path.parent}"
+        command = f"leyden resume {shlex.quote(str(self._file.path.parent))}"
+        self.pause.texts = f"{in_words(paused)} by {paused.by}", command
         notice(
             logger, "the run is paused after step %s, by %s; `%s` continues it", paused.iteration, paused.by, command
         )

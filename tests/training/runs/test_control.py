@@ -159,9 +159,10 @@ class Options:
     def why_fixed(self, path: str) -> str | None:
         return None
 
-    def check(self, path: str, value: Any) -> None:
+    def checked(self, path: str, value: Any) -> Any:
         if value == 13:
             raise ConfigError("gain is 13, an unlucky number")
+        return value
 
     def change(self, path: str, value: Any, n_finished: int) -> None:
         self.values[path] = value
