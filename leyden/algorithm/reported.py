@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Sequence
 
-from leyden.monitor.health import health_of
 from leyden.store.base import LightningStore
 from leyden.types import Worker
+from leyden.types.worker_health import health_of
 
 logger = logging.getLogger(__name__)
 

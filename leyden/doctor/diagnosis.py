@@ -64,6 +64,9 @@ def _ordered(findings: dict[str, Finding], rules: Iterable[Rule]) -> dict[str, F
         # of causes that explain each other, the first counts as the cause
         root = next((name for name in left if name not in explained), left[0])
         after = consequences(root, frozenset({root}))
-        ordered += [root, *(name for name in left if name in after)]
-        left = [name for name in left if name not in ordered]
+        # a consequence that shows nothing new is left out
+        shown = set(findings[root].evidence)
+        repeats = {name for name in after if findings[name].evidence and shown.issuperset(findings[name].evidence)}
+        ordered += [root, *(name for name in left if name in after - repeats)]
+        left = [name for name in left if name not in ordered and name not in repeats]
     return {name: findings[name] for name in ordered}

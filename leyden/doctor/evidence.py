@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+import shlex
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
+from leyden._lib.formatting import one_line
 from leyden.adapter.calls import model_calls
 from leyden.adapter.normalise import ModelCallView
 from leyden.errors import LeydenError
@@ -17,16 +21,19 @@ from leyden.store.base import LightningStore
 from leyden.training import MetricsRow, Stage
 from leyden.training.runs import RecordedRun
 from leyden.training.runs.control import read_control
-from leyden.training.runs.folder import FAILURES, METRICS
+from leyden.training.runs.folder import FAILURES, METRICS, Manifest, read_manifest
 from leyden.training.runs.recorded_runs import FailedRollout, read_failures, read_rows
 from leyden.training.runs.rollouts import FailureGroup, group_failures, has_the_store_for_itself
 from leyden.training.runs.run_metrics import metrics_of
 from leyden.types import AttemptedRollout, Rollout, RolloutSummary, Span, Worker
 from leyden.types.run_record import algorithm_group
+from leyden.types.semconv import GEN_AI_REQUEST_MODEL
 
 T = TypeVar("T")
 
 _LOG_BYTES = 4_000_000
+_STORE_SECONDS = 3.0
+"""The longest wait for a server's answer. A client would try again for a minute."""
 _SAMPLED = 48
 """Succeeded rollouts whose spans are read, the newest; and a third of it failed ones."""
 _SPANS = 500
@@ -55,6 +62,20 @@ class SampledRollout:
     """At most 500."""
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a run's records say about one cause."""
+
+    evidence: tuple[str, ...]
+    """Failures and messages with their counts, the strongest first."""
+    share: float
+    """The share of the run's rollouts that it touches; 1 if the run ended because of it."""
+    ended: bool
+    """Whether the run ended because of it."""
+    example: str | None
+    """The id of a rollout that shows it."""
+
+
 class Evidence:
     """The data of one run.
 
@@ -67,6 +88,8 @@ class Evidence:
     def __init__(self, run: RecordedRun, source: str | None = None, *, tail: bool = False) -> None:
         self.run, self.source, self._last_bytes = run, source or run.record.name, _TAIL_BYTES if tail else None
         self.unread: list[str] = []
+        self.store_trouble: str | None = None
+        """Why the store could not be read; None if it was not needed yet, or answers."""
 
     # ---- what was recorded in the folder ---------------------------------------------------------
 
@@ -169,9 +192,66 @@ class Evidence:
         return found
 
     @cached_property
+    def manifest(self) -> Manifest | None:
+        """Which process works, or has worked, on the run; None for a run that is read from a store."""
+        return None if self.run.directory is None else read_manifest(self.run.directory)
+
+    @property
+    def resume_command(self) -> str | None:
+        """The command that resumes the run; None if its own program must do it."""
+        if self.run.directory is None or not self.config.get("start"):
+            return None
+        return f"leyden run --from {shlex.quote(self.source)} --resume"
+
+    @cached_property
     def cause(self) -> str:
         """Why the run ended too early, as it was recorded; empty otherwise."""
         return self.run.record.cause or ""
+
+    def said(self, pattern: str) -> Said | None:
+        """Return what failed rollouts, model calls, the log and the cause of the end say that matches a regular
+        expression; None if nothing does. Case does not matter. With `tail`, only failed rollouts are read.
+        """
+        search = re.compile(pattern, re.I).search
+        groups = self.failed_like(pattern)
+        if self._last_bytes is not None:
+            evidence = tuple(f"{each.count:,} rollouts failed: {each.reason}" for each in groups[:3])
+            share = self.share_of_rollouts(sum(each.count for each in groups))
+            return Said(evidence, share, False, groups[0].example) if groups else None
+        lines = [line for line in self.warnings if search(line)]
+        calls = {text: ids for text, ids in self.lost_calls.items() if search(text)}
+        ended = bool(search(self.cause)) and self.run.state in ("failed", "stopped")
+        if not (groups or lines or calls or ended):
+            return None
+        evidence = [f"{each.count:,} rollouts failed: {each.reason}" for each in groups[:3]]
+        evidence += [f"the run ended: {self.cause}"] if ended and not groups else []
+        if not groups:
+            evidence += [
+                f"the last model call of {len(ids):,} sampled rollouts failed: {text}" for text, ids in calls.items()
+            ][:3]
+        evidence += list(dict.fromkeys(f"the log: {line}" for line in lines[::-1]))[: 3 - len(evidence)]
+        in_calls = {each for ids in calls.values() for each in ids}
+        sampled = len(self.succeeded) + len(self.failed)
+        share = max(self.share_of_rollouts(sum(each.count for each in groups)), len(in_calls) / max(sampled, 1))
+        example = groups[0].example if groups else next(iter(in_calls), None)
+        return Said(tuple(evidence), 1.0 if ended else share, ended, example)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The first lines of the log's warnings and errors."""
+        return [line.text.partition("\n")[0] for line in self.log if line.level in ("WARNING", "ERROR", "CRITICAL")]
+
+    @cached_property
+    def lost_calls(self) -> dict[str, list[str]]:
+        """The rollouts of the sample whose last model call failed, by the call's error. Agents often go on after it."""
+        lost: dict[str, list[str]] = {}
+        for each in (*self.failed, *self.succeeded):
+            calls = [span for span in each.spans if GEN_AI_REQUEST_MODEL in span.attributes]
+            last = max(calls, key=lambda span: span.start_time or 0.0, default=None)
+            if last is not None and last.status.status_code == "ERROR":
+                text = one_line(last.status.description or "it failed")[:300]
+                lost.setdefault(text, []).append(each.rollout.rollout_id)
+        return lost
 
     def share_of_rollouts(self, n: int) -> float:
         """Return which share of the run's finished rollouts so many are: of those in its metrics, or in its store."""
@@ -183,7 +263,7 @@ class Evidence:
     @cached_property
     def counts(self) -> RolloutSummary | None:
         """Counts and measures of all rollouts; None without a store."""
-        return self._query("its rollouts", lambda store: store.summarise_rollouts(run_id=self._run_id))
+        return self.query("its rollouts", lambda store: store.summarise_rollouts(run_id=self._run_id))
 
     @cached_property
     def succeeded(self) -> list[SampledRollout]:
@@ -215,11 +295,30 @@ class Evidence:
                 found[mode] = list(groups.values())
             return found
 
-        return self._query("its tasks", read) or {}
+        return self.query("its tasks", read) or {}
 
     @cached_property
     def workers(self) -> list[Worker]:
-        return list(self._query("its workers", lambda store: store.query_workers()) or [])
+        """The workers that were heard of since the run began."""
+        found = self.query("its workers", lambda store: store.query_workers()) or []
+        return [each for each in found if (each.last_heartbeat_time or 0.0) >= self.run.record.start_time]
+
+    @cached_property
+    def working(self) -> list[AttemptedRollout]:
+        """The rollouts of which an attempt is under way: up to 200, the oldest first."""
+
+        async def read(store: LightningStore) -> list[AttemptedRollout]:
+            found = await store.query_rollouts(
+                status_in=["preparing", "running"], run_id=self._run_id, sort_by="start_time", limit=200
+            )
+            return [each for each in found if isinstance(each, AttemptedRollout)]
+
+        return self.query("its rollouts", read) or []
+
+    @cached_property
+    def now(self) -> float:
+        """The time by the store's clock, in Unix seconds."""
+        return self.query("its clock", _time_of) or time.time()
 
     @property
     def _run_id(self) -> str | None:
@@ -238,22 +337,37 @@ class Evidence:
                     sampled.append(SampledRollout(each, list(spans)))
             return sampled
 
-        return self._query("its rollouts", read) or []
+        return self.query("its rollouts", read) or []
 
-    def _query(self, what: str, query: Callable[[LightningStore], Awaitable[T]]) -> T | None:
+    def query(self, what: str, query: Callable[[LightningStore], Awaitable[T]]) -> T | None:
         """Return what a query of the store finds; None if the run has no store, or it cannot or must not be read."""
         if self._last_bytes is not None:
             return None
         if self.run.directory is not None and not self.config.get("store") and not has_the_store_for_itself(self.run):
             return None
-        return self._read(what, lambda: self.run.read_store(query))
+        if self.store_trouble is not None:
+            return None
+
+        async def in_time(store: LightningStore) -> T:
+            async with asyncio.timeout(_STORE_SECONDS if "://" in str(self.config.get("store")) else None):
+                return await query(store)
+
+        n_unread = len(self.unread)
+        found = self._read(what, lambda: self.run.read_store(in_time))
+        if len(self.unread) > n_unread:
+            self.store_trouble = self.unread[-1]
+        return found
 
     def _read(self, what: str, read: Callable[[], T]) -> T | None:
         try:
             return read()
-        except LeydenError as error:
-            self.unread.append(f"{what} cannot be read: {error}")
+        except (LeydenError, TimeoutError) as error:
+            self.unread.append(f"{what} cannot be read: {str(error) or 'the store does not answer'}")
             return None
+
+
+async def _time_of(store: LightningStore) -> float:
+    return (await store.statistics())["time"]
 
 
 def _is_finite(value: object) -> TypeGuard[int | float]:

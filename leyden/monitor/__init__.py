@@ -13,8 +13,6 @@ from leyden.monitor.alert import Action as Action
 from leyden.monitor.alert import Alert as Alert
 from leyden.monitor.alert import Sink as Sink
 from leyden.monitor.alert import log_alert as log_alert
-from leyden.monitor.health import WorkerHealth as WorkerHealth
-from leyden.monitor.health import health_of as health_of
 from leyden.monitor.monitor import Monitor as Monitor
 from leyden.monitor.monitor import Watch as Watch
 from leyden.monitor.rules import DEFAULT_RULES as DEFAULT_RULES
@@ -23,3 +21,5 @@ from leyden.monitor.rules import AnomalyRule as AnomalyRule
 from leyden.monitor.rules import Judgement as Judgement
 from leyden.monitor.rules import Rule as Rule
 from leyden.monitor.system import SystemProbe as SystemProbe
+from leyden.types.worker_health import WorkerHealth as WorkerHealth
+from leyden.types.worker_health import health_of as health_of

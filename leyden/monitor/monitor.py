@@ -22,7 +22,7 @@ from leyden._lib.clock import unix_time
 from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, LeydenError, StoreClosed
 from leyden.monitor.alert import ALERT_PREFIX, Action, Alert, Sink, log_alert, notify
-from leyden.monitor.health import MISSED_HEARTBEATS, has_ended, heartbeat_metrics, heartbeat_seconds
+from leyden.monitor.health import heartbeat_metrics
 from leyden.monitor.metric_names import (
     MACHINE_METRICS,
     REPORT_SECONDS,
@@ -36,6 +36,7 @@ from leyden.monitor.rules import DEFAULT_RULES, Judgement, Point, Rule
 from leyden.monitor.system import SystemProbe, host_name
 from leyden.store.base import LightningStore
 from leyden.types import Sample, Worker
+from leyden.types.worker_health import MISSED_HEARTBEATS, has_ended, heartbeat_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from leyden._lib.host import pages
 from leyden._lib.host.http import HttpReply
 from leyden.monitor.alert import ALERT_PREFIX
-from leyden.monitor.health import WorkerHealth, health_of, heartbeat_metrics
+from leyden.monitor.health import heartbeat_metrics
 from leyden.monitor.metric_names import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
 from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.request_metrics import BUCKET_SECONDS, RequestMetrics
 from leyden.store.store_app import View
 from leyden.types import Sample, Worker
+from leyden.types.worker_health import WorkerHealth, health_of
 
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")
 """Every status is shown, also with 0 rollouts, so that a graph has no gaps."""

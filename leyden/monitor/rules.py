@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 from leyden._lib.numbers import mean_of
 from leyden._lib.options import check_number
 from leyden.errors import ConfigError
-from leyden.monitor.health import MISSED_HEARTBEATS
+from leyden.types.worker_health import MISSED_HEARTBEATS
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", "<"]

@@ -51,6 +51,19 @@ def test_a_cause_stands_before_what_it_explains(evidence: Evidence, rules: list[
     assert list(diagnose(evidence, rules=rules).findings) == order
 
 
+def test_a_consequence_that_shows_nothing_new_is_left_out(evidence: Evidence) -> None:
+    def shows(*texts: str) -> Finding:
+        return Finding(cause="c", evidence=texts, remedy="r")
+
+    rules = [
+        rule("cause", shows("a", "b"), explains=("repeats", "adds")),
+        rule("repeats", shows("b")),
+        rule("adds", shows("b", "c")),
+        rule("other", shows("a")),
+    ]
+    assert list(diagnose(evidence, rules=rules).findings) == ["cause", "adds", "other"]
+
+
 def test_a_rule_that_fails_is_named_and_hides_no_other(evidence: Evidence) -> None:
     def fails(_: Evidence) -> None:
         raise ZeroDivisionError("1/0")

@@ -49,7 +49,7 @@ class NearZero(Reward[int]):
         return -abs(simulator_state) / 10
 
 
-def vessel_of(policy: str = "ppo", **options: Any) -> TrainingVessel[int]:
+def vessel_of(policy: str = "ppo", *, simulator: type[Walk] = Walk, **options: Any) -> TrainingVessel[int]:
     """A vessel with a small policy that learns."""
     from leyden.rl import DQN, PPO  # here, so that workers, which need the simulator alone, do not load torch
 
@@ -66,7 +66,7 @@ def vessel_of(policy: str = "ppo", **options: Any) -> TrainingVessel[int]:
         "update_kwargs": {"batch_size": 32, "repeat": 2} if policy == "ppo" else {"batch_size": 32},
     }
     return TrainingVessel(
-        simulator_fn=Walk,
+        simulator_fn=simulator,
         state_interpreter=Position(),
         action_interpreter=Direction(),
         policy=made,

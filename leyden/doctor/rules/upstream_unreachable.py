@@ -1,27 +1,24 @@
-"""The server of the model does not accept connections, or answers that it is out of order."""
+"""The server of the model, or another one that the agent needs, does not accept connections."""
 
-from __future__ import annotations
+from leyden.doctor.messages import Kind, rule_of_messages
 
-from leyden.doctor.evidence import Evidence
-from leyden.doctor.rule import Finding, Rule
+_REFUSED = (
+    r"connection (?:refused|reset|aborted)|cannot connect to host|no route to host|network is unreachable"
+    r"|name or service not known|name resolution|nodename nor servname|ConnectError\b|ConnectTimeout"
+)
 
-_PATTERN = r"connection (?:refused|error|reset)|cannot connect|name or service not known|no route to host|\b50[234]\b"
-
-
-def _find(run: Evidence) -> Finding | None:
-    groups = run.failed_like(_PATTERN)
-    n_failed = sum(each.count for each in groups)
-    if not n_failed:
-        return None
-    share = run.share_of_rollouts(n_failed)
-    return Finding(
+RULE = rule_of_messages(
+    "upstream-unreachable",
+    Kind(
+        pattern=r"APIConnectionError|cannot reach http\S+ for model|upstream_unreachable|litellm\S*ConnectionError",
         cause="the model's server cannot be reached",
-        evidence=tuple(f"{each.count:,} rollouts failed: {each.reason}" for each in groups[:3]),
-        remedy="Start the server, or correct its address in LLMProxy(model_list=...) or in the agent's LLM resource.",
-        command=f"leyden show {run.source} {groups[0].example}",
-        severity="critical" if share > 0.5 else "warning",
-        share=share,
-    )
-
-
-RULE = Rule("upstream-unreachable", _find, explains=("flat-groups",), during_fit=True)
+        remedy="Start the server, or correct its address: api_base in LLMProxy(model_list=...), or endpoint of the LLM "
+        "resource. `curl ADDRESS/models` shows whether it answers.",
+    ),
+    Kind(
+        pattern=rf"^(?!.*Store(?:Error|Away))(?:.*\b)?(?:{_REFUSED})",
+        cause="a server that the agent calls cannot be reached",
+        remedy="Start the server whose address the message names, or correct the address in the agent.",
+    ),
+    explains=("upstream-refuses", "server-does-not-start"),
+)

@@ -224,16 +224,16 @@ class LitAgentRunner(Runner[T]):
 
     async def _heartbeat(self, store: LightningStore, running: _RunningSet, pause: _Pause) -> None:
         """Report metrics of this worker every `heartbeat_interval` seconds, and apply the store's `paused`."""
-        probe, latency, before = SystemProbe(), dict[str, float](), (time.monotonic(), 0)
+        probe, before = SystemProbe(), (time.monotonic(), 0)
         about = {"heartbeat_seconds": self.heartbeat_interval, "agent_version": self._agent_version}
         while True:
-            figures = {**about, **probe.read(), **running.figures(), **latency}
+            figures = {**about, **probe.read(), **running.figures()}
             started = time.monotonic()
             if running.ended and started > before[0]:
                 figures["attempts_per_second"] = (running.ended - before[1]) / (started - before[0])
             before = started, running.ended
             worker = await store.update_worker(self.worker_name, figures)
-            latency = {"store_latency_seconds": time.monotonic() - started}
+            running.latency = {"store_latency_seconds": time.monotonic() - started}
             if pause.set(worker.paused):
                 logger.warning(
                     "%s %s",
@@ -290,6 +290,8 @@ class _RunningSet:
         self.tasks: set[asyncio.Task[Outcome]] = set()
         self.started = self.ended = self.completed = self.succeeded = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.latency = dict[str, float]()
+        """How long the last heartbeat took, for the next one."""
         self._changed = asyncio.Event()
 
     def start(self, attempt: Coroutine[Any, Any, Outcome], in_flight: InFlight) -> None:
@@ -305,6 +307,7 @@ class _RunningSet:
             "attempts_ended": self.ended,
             "attempts_completed": self.completed,
             "attempts_succeeded": self.succeeded,
+            **self.latency,
         }
 
     async def room(self, concurrency: int, max_at_first: int | None) -> int:

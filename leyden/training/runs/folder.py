@@ -127,10 +127,14 @@ class Manifest:
         """
         if self.record.status != "running":
             return self.record.status
-        if self.host == socket.gethostname():
+        if self.is_of_this_host:
             return "running" if self._process_lives() else "crashed"
         silent = time.time() - (self.record.last_heartbeat_time or 0.0)
         return "running" if silent < _SILENCE_SECONDS else "crashed"
+
+    @property
+    def is_of_this_host(self) -> bool:
+        return self.host == socket.gethostname()
 
     def _process_lives(self) -> bool:
         if self.pid is None:
