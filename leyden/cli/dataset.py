@@ -75,12 +75,14 @@ def dataset(
     """
     import asyncio
 
-    from leyden._lib.options import check_choice
+    from leyden._lib.options import check_choice, check_number
     from leyden.cli.run_views import await_server
     from leyden.training.runs import open_run
     from leyden.training.runs.dataset import Rows, Selection
 
     check_choice("--format", format, FORMATS)
+    check_number("--min-reward", min_reward, or_none="no lower limit")
+    check_number("--margin", margin, or_none="0")
     given = {"--every-answer": every_answer, "--margin": margin is not None, "--between": between}
     takes = {"--every-answer": ("messages", "completion"), "--margin": ("preference",), "--between": ("preference",)}
     for name, formats in takes.items():

@@ -382,6 +382,7 @@ def test_a_file_of_tokens_teaches_exactly_what_its_run_teaches(
         (lambda row: row["input_ids"].__setitem__(0, 10**6), "10000"),
         (lambda row: row["provenance"].pop("rollout"), r"row 2: provenance.rollout: missing"),
         (lambda row: row.update(assistant_masks=[0] * len(row["input_ids"])), "row 2: assistant_masks has no 1"),
+        (lambda row: row["provenance"].update(reward=float("nan")), r"row 2"),
     ],
 )
 def test_a_row_that_is_not_of_tokens_is_named(written: Path, tmp_path: Path, change: Any, message: str) -> None:
@@ -395,6 +396,11 @@ def test_a_row_that_is_not_of_tokens_is_named(written: Path, tmp_path: Path, cha
 
 
 def test_what_a_file_cannot_give_is_refused(written: Path, tmp_path: Path) -> None:
+    row = json.loads(written.read_text().splitlines()[0])
+    other = {**row, "provenance": {**row["provenance"], "reward": 0.25}}
+    (tmp_path / "two.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
+    with pytest.raises(ConfigError, match="with different rewards, groups or tasks"):
+        ly.Trainer(algorithm=ly.SFT(backend(), source=tmp_path / "two.jsonl"), store="memory").fit(says_four, None)
     for options in ({"query": {"mode_in": ["train"]}}, {"reward": "style"}):
         with pytest.raises(ConfigError, match=f"{next(iter(options))}=.* has no effect on the rows of .*tokens.jsonl"):
             ly.SFT(backend(), source=written, **options)

@@ -214,7 +214,11 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
             of = row.provenance
             if of.reward is not None:
                 key = f"{of.run}/{of.rollout}"  # two runs may have given one id
-                found.setdefault(key, RecordedReward(key, f"{of.run}/{of.group or of.task}", of.reward))
+                rollout = RecordedReward(key, f"{of.run}/{of.group or of.task}", of.reward)
+                if found.setdefault(key, rollout) != rollout:
+                    raise ConfigError(
+                        f"{path} has rows of rollout {key} with different rewards, groups or tasks; make it anew"
+                    )
                 self._rows.setdefault(key, RolloutData(key, of.reward)).trajectories.append(row.trajectory())
         return list(found.values())
 
