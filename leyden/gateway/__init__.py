@@ -14,6 +14,7 @@ The modules:
 - `transport`, `litellm_transport`: how a request reaches a server;
 - `attempts`: which attempts may call;
 - `upstream`: the models behind the gateway;
+- `prices`: what the tokens of models cost;
 - `gate`, `limits`: hold calls up while weights change, refuse calls beyond a limit;
 - `balance`: which server of a model takes a call;
 - `upstream_metrics`: counts and latencies of the servers;
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from leyden.gateway.control import GatewayState as GatewayState
     from leyden.gateway.control import RemoteGateway as RemoteGateway
     from leyden.gateway.limits import AttemptLimits as AttemptLimits
+    from leyden.gateway.prices import Price as Price
+    from leyden.gateway.prices import Prices as Prices
     from leyden.gateway.proxy import LLMProxy as LLMProxy
     from leyden.gateway.remote import FoundGateways as FoundGateways
     from leyden.gateway.remote import control_key_of as control_key_of

@@ -76,7 +76,7 @@ class _Model(TypedDict):
     record_tokens: NotRequired[bool | None]
     dialects: NotRequired[tuple[str, ...]]
     part_of_run: NotRequired[bool]
-    price_per_million: NotRequired[tuple[float, float] | None]
+    price_per_million: NotRequired[list[float] | dict[str, float | None] | None]
     litellm_params: NotRequired[dict[str, Any] | None]
 
 

@@ -14,6 +14,7 @@ from leyden.gateway.asgi import Headers, Scope, Send
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.call_replay import CallReplay
 from leyden.gateway.limits import Spent
+from leyden.gateway.prices import Price
 from leyden.gateway.record import ModelCall
 from leyden.gateway.retries import Try
 from leyden.gateway.upstream_metrics import UpstreamFailure
@@ -54,8 +55,10 @@ class Exchange:
     """The parsed request."""
     keep: dict[str, Any] | None = None
     """The whole request, if its response is to be kept because the client may continue it by its id."""
-    price_per_million: tuple[float, float] | None = None
-    """The price of the called server, as in `UpstreamModel`; None if it has none."""
+    price: Price | None = None
+    """The price of the called server; None if it has none."""
+    may_be_billed: bool = False
+    """Whether the call was given up while a server may have been working on it."""
     model_name: str | None = None
     """The model whose server was called; None before a server was called."""
     status: int | None = None

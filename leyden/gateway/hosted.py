@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -150,6 +150,8 @@ class HostedGateway(RunningGateway):
 def _written(server: UpstreamModel) -> dict[str, Any]:
     """Return a server's fields as JSON for the command `models`, with the login in the endpoint."""
     written = {each.name: getattr(server, each.name) for each in fields(server) if each.init}
+    if server.price is not None:
+        written["price_per_million"] = asdict(server.price)
     if server.login is not None:
         parts = urlsplit(server.endpoint)
         login = ":".join(quote(each, safe="") for each in server.login)

@@ -24,7 +24,8 @@ class AttemptLimits:
     tokens: int | None = None
     """Tokens of prompts and responses, as the servers count them."""
     cost: float | None = None
-    """Cost, in the unit of `UpstreamModel.price_per_million`, which every model then needs."""
+    """Cost, in the unit of `UpstreamModel.price_per_million`, which every model then needs. After a call whose cost is
+    unknown, such as a stream without a usage, the attempt gets no further one."""
 
     def __post_init__(self) -> None:
         for name in ("calls", "tokens", "cost"):
@@ -40,6 +41,12 @@ class AttemptLimits:
             raise _refusal("calls", self.calls, call_index)
         if self.tokens is not None and spent.tokens >= self.tokens:
             raise _refusal("tokens", self.tokens, spent.tokens)
+        if self.cost is not None and spent.unpriced_calls:
+            raise Refusal(
+                429,
+                "attempt_limit",
+                f"the cost of a call is unknown, so cost={self.cost:g} cannot be kept: {spent.why_unknown}",
+            )
         if self.cost is not None and spent.cost >= self.cost:
             raise _refusal("cost", self.cost, spent.cost)
 
@@ -50,22 +57,16 @@ class Spent:
 
     tokens: int = 0
     cost: float = 0.0
+    unpriced_calls: int = 0
+    why_unknown: str | None = None
+    """Why the cost of the last such call is unknown."""
 
-    def add(self, usage: Any, cost: float | None) -> None:
+    def add(self, usage: Any, cost: float | None, why_unknown: str | None) -> None:
         """usage: the usage of a response in chat form; anything else counts no tokens."""
         self.tokens += sum(_tokens(usage))
         self.cost += cost or 0.0
-
-
-def cost_of(usage: Any, price_per_million: tuple[float, float] | None) -> float | None:
-    """Return the cost of a call with this usage, in the unit of the price; None without a price.
-
-    price_per_million: the price of a million tokens of prompts and of responses.
-    """
-    if price_per_million is None:
-        return None
-    n_prompt, n_response = _tokens(usage)
-    return (n_prompt * price_per_million[0] + n_response * price_per_million[1]) / 1e6
+        if why_unknown is not None:
+            self.unpriced_calls, self.why_unknown = self.unpriced_calls + 1, why_unknown
 
 
 def _tokens(usage: Any) -> tuple[int, int]:

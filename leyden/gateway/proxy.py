@@ -39,6 +39,7 @@ from leyden.gateway.gate import Gate
 from leyden.gateway.gateway_app import GatewayApp
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
+from leyden.gateway.prices import Prices
 from leyden.gateway.recorder import Failures, Recorder
 from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import ControlSecret, RemoteRecorder, control_key_of
@@ -102,6 +103,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         upstream_retries: int = 2,
         pause_wait_seconds: float = 300.0,
         attempt_limits: AttemptLimits | None = None,
+        prices: Prices | str | Path | Mapping[str, Any] | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         dropped_tools: Sequence[str] = (),
         durable: bool = False,
@@ -140,6 +142,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         pause_wait_seconds: how long a call waits while the gateway is paused. Then it gets 429 with Retry-After.
         attempt_limits: the most that one attempt may spend. A call beyond that gets 429, and the client is told not to
             retry.
+        prices: the prices of models that have none of their own: a file (`prices.yaml`), its content, or `Prices`. Each
+            call is recorded with its cost.
         sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of every request of such
             rollouts, named as in the agents' API: {"val": {"temperature": 0}}.
         dropped_tools: types or names of hosted tools, such as "web_search", to leave out of calls that are translated.
@@ -173,6 +177,8 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._access_host = access_host or host
         self._port = port
         self._limits = attempt_limits or AttemptLimits()
+        self._prices = Prices() if prices is None else Prices.of(prices)
+        self._on_spent: Callable[[], None] = lambda: None
         self._models = self._checked(model_list or ())
         overrides = {mode: dict(fields) for mode, fields in (sampling_overrides or {}).items()}
         if unknown := sorted(set(overrides) - set(_MODES)):
@@ -197,6 +203,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             sampling_overrides=overrides,
             dropped_tools=_tool_names(dropped_tools),
             durable=durable,
+            on_spent=lambda: self._on_spent(),
         )
         check_number("spool_bytes", spool_bytes, at_least=0, whole=True)
         self._spool_path, self._spool_bytes = None if spool is None else Path(spool), spool_bytes
@@ -261,6 +268,20 @@ class LLMProxy(NamedOptions, KeepsArguments):
         if self._running is not None:
             self._running.keep(self.served_models)
 
+    def set_prices(self, prices: Prices) -> None:
+        """Price the models that have no price, from the next call on.
+
+        Raise ConfigError if the gateway has other prices.
+        """
+        if self._prices not in (Prices(), prices):
+            raise ConfigError("the LLMProxy has prices of its own; give prices= to it or to the Trainer, not to both")
+        self._prices = prices
+        self.update_model_list(self.served_models)
+
+    def watch_spending(self, notify: Callable[[], None]) -> None:
+        """Call `notify`, in the gateway's thread, after each answered call. A gateway in another process does not."""
+        self._on_spent = notify
+
     def serve_engine(self, *servers: LLM) -> None:
         """Serve a model of the run's own engine from the next call on, at one server or several, in addition to models
         of other names.
@@ -292,13 +313,16 @@ class LLMProxy(NamedOptions, KeepsArguments):
 
     def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
         """Return the models by name. Raise ConfigError if a limit on cost needs a price that a model does not have."""
-        models = upstream_models(model_list)
+        models = {
+            name: tuple(server.priced(self._prices) for server in servers)
+            for name, servers in upstream_models(model_list).items()
+        }
         if self._limits.cost is not None:
             for server in (server for servers in models.values() for server in servers):
                 if server.price_per_million is None:
                     raise ConfigError(
                         f"attempt_limits: cost={self._limits.cost:g} needs a price of {server.model_name!r}; "
-                        "give its UpstreamModel price_per_million=(of prompts, of answers)"
+                        "give it one in prices=, or in its UpstreamModel's price_per_million"
                     )
         return models
 

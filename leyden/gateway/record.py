@@ -64,7 +64,9 @@ class ModelCall:
     unread: str | None = None
     """What of the response could not be read; None if it was read whole."""
     cost: float | None = None
-    """The cost in the unit of `UpstreamModel.price_per_million`; None without a price."""
+    """The cost in the unit of `UpstreamModel.price_per_million`; None if it is unknown or the call cost nothing."""
+    cost_unknown: str | None = None
+    """Why the cost is unknown; None if it is known."""
     policy_version: int | None = None
     """The version of the weights when the server was called (`LLMProxy.set_policy_version`)."""
     policy_version_at_end: int | None = None
@@ -120,6 +122,8 @@ def span_of(call: ModelCall) -> Span:
         attributes[semconv.POLICY_VERSION_AT_END] = call.policy_version_at_end
     if call.cost is not None:
         attributes[semconv.COST] = call.cost
+    elif call.cost_unknown is not None:
+        attributes[semconv.COST_UNKNOWN] = call.cost_unknown
     name, tokens = semconv.MODEL_CALL, None
     if call.replay_diverged is not None:
         attributes[semconv.REPLAY_DIVERGED] = call.replay_diverged

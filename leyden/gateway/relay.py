@@ -40,7 +40,7 @@ from leyden.gateway.buffering import Buffering
 from leyden.gateway.call_replay import Diverged, RecordedAnswer, compared_fields, compared_request, replay_translation
 from leyden.gateway.exchange import BrokenOff, Exchange
 from leyden.gateway.gate import Gate
-from leyden.gateway.limits import AttemptLimits, cost_of
+from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.recorder import Recorder
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
@@ -68,6 +68,10 @@ _OF_THE_SERVER = {
     "upstream_too_large",
 }
 """Codes of refusals for which the server is to blame."""
+_MAY_BE_BILLED = {
+    *("upstream_incomplete", "upstream_timeout", "client_disconnected", "attempt_ended", "gateway_stopped"),
+}
+"""Codes of refusals of calls that a server may have worked on, although it was not heard to the end."""
 _COMMENT = b": keep-alive\n\n"
 """A comment of server-sent events, which clients skip."""
 
@@ -92,6 +96,8 @@ class RelayOptions:
     sampling_overrides: Mapping[str, Mapping[str, Any]]
     dropped_tools: Sequence[str]
     durable: bool
+    on_spent: Callable[[], None]
+    """Called after each call that a server has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +317,7 @@ class Relay:
     async def _try(self, exchange: Exchange, model: UpstreamModel, retry: _RetryOptions) -> None:
         """Try one server and record its health. Raise _Retry if the call may be sent once more."""
         exchange.status = exchange.fault = healthy = failure = None
-        exchange.price_per_million = model.price_per_million
+        exchange.price = model.price
         exchange.model_name = model.model_name
         exchange.call.policy_version = self._policy_version(model.model_name)
         self._balancer.begin(model)
@@ -600,12 +606,26 @@ class Relay:
             self.unread_calls += exchange.call.unread is not None
             if exchange.model_name is not None:
                 exchange.call.policy_version_at_end = self._policy_version(exchange.model_name)
-            if exchange.call.response is not None:
-                usage = exchange.call.response.get("usage")
-                exchange.call.cost = cost_of(usage, exchange.price_per_million)
-                if exchange.call.replayed is None:
-                    exchange.spent.add(usage, exchange.call.cost)
+            if exchange.call.replayed is None:
+                self._count(exchange)
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
+
+    def _count(self, exchange: Exchange) -> None:
+        """Set the cost of a call that a server has answered, or why it is unknown, and add it to what the attempt has
+        spent.
+        """
+        call, price = exchange.call, exchange.price
+        usage = (call.response or {}).get("usage")
+        call.cost = None if price is None else price.cost(usage)
+        if call.cost is None and (200 <= (exchange.status or 0) < 300 or exchange.may_be_billed):
+            name = exchange.model_name
+            no_price = f"model {name!r} has no price; give it one in prices= or in its price_per_million"
+            no_usage = (
+                f"model {name!r} has sent no usage; a stream has one with stream_options={{'include_usage': True}}"
+            )
+            call.cost_unknown = no_price if price is None else no_usage
+        exchange.spent.add(usage, call.cost, call.cost_unknown)
+        self._options.on_spent()
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
         """Record a failed call and send the refusal: as a response, or as an event of a stream that has begun. A stream
@@ -615,6 +635,7 @@ class Relay:
         call = exchange.call
         if call.error is None and not exchange.recorded:
             call.error = refusal.message
+        exchange.may_be_billed = exchange.model_name is not None and refusal.code in _MAY_BE_BILLED
         if exchange.tried is not None:
             exchange.tried.state = "failed"
         # The agent gets an error anyway, and `flush` reports a durable record that failed.

@@ -6,6 +6,7 @@ The module opens no connection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -14,6 +15,7 @@ from leyden._lib.extras import require_packages
 from leyden._lib.options import named_options
 from leyden.dialects import CHAT, DIALECTS, Dialect
 from leyden.errors import HIDDEN, ConfigError
+from leyden.gateway.prices import Price, Prices
 from leyden.types import LLM, ProxyLLM
 
 _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
@@ -61,8 +63,9 @@ class UpstreamModel:
     Calls that lose the engine then wait for that end instead of failing. Their attempts are interrupted, and a resumed
     run makes them again.
     """
-    price_per_million: tuple[float, float] | None = None
-    """The price of a million tokens of prompts and of responses, in any unit."""
+    price_per_million: Price | Sequence[float] | Mapping[str, float] | None = None
+    """The price of a million tokens, in any unit: a `Price`, its fields, or the numbers (of prompts, of answers, of
+    cached prompts). It takes precedence over the prices of the gateway."""
     litellm_params: Mapping[str, Any] | None = field(default=None, repr=False)
     """Arguments of `litellm.acompletion`, "model" among them, to call the server through LiteLLM.
 
@@ -83,6 +86,9 @@ class UpstreamModel:
             )
         else:
             self._take_login()
+        if self.price_per_million is not None:
+            price = Price.of(self.price_per_million, f"model_list: price_per_million of {self.model_name!r}")
+            object.__setattr__(self, "price_per_million", price)
         if self.record_tokens is None:
             object.__setattr__(self, "record_tokens", self.litellm_params is None)
         if unknown := [name for name in self.dialects if name not in DIALECTS]:
@@ -123,6 +129,18 @@ class UpstreamModel:
                 f"model_list: dialects of {self.model_name!r} has {unspoken[0]!r}; LiteLLM is asked in {', '.join(_OF_LITELLM)}"
             )
         require_packages("litellm", extra="litellm", needed_by=f"model_list: {self.model_name!r} with litellm_params")
+
+    @property
+    def price(self) -> Price | None:
+        return cast("Price | None", self.price_per_million)
+
+    def priced(self, prices: Prices) -> UpstreamModel:
+        """Return the model with its price among `prices`, unless it has one."""
+        if self.price_per_million is not None or (price := prices.of_model(self.model_name, self.name_there)) is None:
+            return self
+        priced = copy(self)  # `replace` would lose the login
+        object.__setattr__(priced, "price_per_million", price)
+        return priced
 
     @property
     def address(self) -> str:

@@ -61,6 +61,7 @@ from leyden.types import (
     Span,
     SpanKind,
     SpanPage,
+    Spending,
     TaskInput,
     Unset,
     UpdateAttemptRequest,
@@ -487,6 +488,14 @@ class LightningStore(NamedOptions, ABC):
         histogram of `bins` bins of equal width. The filters are those of `query_rollouts`. The store counts in its
         database and reads no span: about 35 ms of CPU for 100,000 rollouts and one measure. Raise UnknownRun,
         ConfigError for an unknown measure and for `bins` outside 1 to 1,000.
+        """
+
+    @abstractmethod
+    async def sum_spending(self, run_id: str) -> Spending:
+        """Sum the tokens and the costs of all model calls that were recorded for a run.
+
+        All attempts count: failed, repeated and unfinished ones, those of rollouts that retention has removed, and the
+        algorithm's own calls. About 70 ms of CPU for 100,000 rollouts. Raise UnknownRun.
         """
 
     @abstractmethod

@@ -142,6 +142,7 @@ class LightningStoreClient(WaitingStore):
     index_span_attribute = _remote(LightningStore.index_span_attribute)
     query_rollouts = _remote(LightningStore.query_rollouts)
     summarise_rollouts = _remote(LightningStore.summarise_rollouts)
+    sum_spending = _remote(LightningStore.sum_spending)
     get_rollout_by_id = _remote(LightningStore.get_rollout_by_id)
     query_attempts = _remote(LightningStore.query_attempts)
     get_latest_attempt = _remote(LightningStore.get_latest_attempt)

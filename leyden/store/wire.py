@@ -373,6 +373,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/runs", "query_runs"),
     Route("POST", "/runs/search", "query_runs"),
     Route("GET", "/runs/{run_id}", "get_run_by_id"),
+    Route("GET", "/runs/{run_id}/spending", "sum_spending"),
     Route("POST", "/runs/{run_id}", "update_run"),
     Route("POST", "/runs/{run_id}/metrics", "add_metrics", status=201, body_is="points"),
     Route("GET", "/runs/{run_id}/metrics", "query_metrics"),

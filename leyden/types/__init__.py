@@ -32,6 +32,7 @@ from leyden.types.query import Range as Range
 from leyden.types.query import RolloutSummary as RolloutSummary
 from leyden.types.query import SortOrder as SortOrder
 from leyden.types.query import SpanPage as SpanPage
+from leyden.types.query import Spending as Spending
 from leyden.types.query import Unset as Unset
 from leyden.types.release import AuditAction as AuditAction
 from leyden.types.release import AuditRecord as AuditRecord

@@ -112,6 +112,18 @@ class MeasureSummary(BaseModel):
     histogram: Histogram
 
 
+class Spending(BaseModel):
+    """What the model calls took that the gateway recorded for a run. See `LightningStore.sum_spending`."""
+
+    attempts: int
+    prompt_tokens: int
+    response_tokens: int
+    cost: float | None
+    """The sum of the known costs; None if no call has one."""
+    unpriced_calls: int
+    """Answered calls whose cost is not known. With some, `cost` is a part of what the run cost."""
+
+
 class RolloutSummary(BaseModel):
     """Counts and measures of many rollouts. See `LightningStore.summarise_rollouts`."""
 

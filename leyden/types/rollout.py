@@ -106,8 +106,11 @@ class Attempt(BaseModel):
     """Tokens of the prompts of the model calls that the gateway recorded, as the model's servers count them."""
     response_tokens: int = 0
     cost: float | None = None
-    """Cost of the recorded model calls, in the unit of `UpstreamModel.price_per_million`; None if
-    no call had a price."""
+    """Cost of the recorded model calls, in the unit of `UpstreamModel.price_per_million`; None if no call has a known
+    cost."""
+    unpriced_calls: int = 0
+    """Recorded calls whose cost is not known: their model has no price, or they were answered without a usage. With
+    some, `cost` is a part of what the attempt cost."""
     failure: str | None = None
     """The kind of failure: `metadata["reason_kind"]`, or the status without one. None unless the attempt ended without
     success."""

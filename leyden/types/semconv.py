@@ -97,6 +97,8 @@ POLICY_VERSION_AT_END: Final = "leyden.policy_version.at_end"
 
 COST: Final = "leyden.cost"
 """What a model call cost, in the unit of `UpstreamModel.price_per_million`."""
+COST_UNKNOWN: Final = "leyden.cost.unknown"
+"""Why the cost of a call that may be billed is not known. An answered call of a model without a price lacks both."""
 
 # The number of a model call within its attempt, in the order of arrival, from 0
 CALL_INDEX: Final = "leyden.call_index"

@@ -11,7 +11,7 @@ r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.meta
 -- name: attempt_columns
 -- No query: the columns of an attempt, in the order that `rows.py` reads.
 a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata, a.bytes, a.spans,
-       a.reward, a.rewards, a.prompt_tokens, a.response_tokens, a.cost, a.failure
+       a.reward, a.rewards, a.prompt_tokens, a.response_tokens, a.cost, a.failure, a.unpriced_calls
 
 -- name: span_columns
 -- No query: the columns of a span, in the order that `rows.py` reads.
@@ -118,6 +118,29 @@ SELECT r.status, r.failure, count(*), count(r.seconds), sum(r.seconds), min(r.se
 -- The bin of each duration as one character; see `histogram_of_reward`. Filters follow.
 SELECT group_concat(char(1 + CAST((r.seconds - :lowest) * :bins_per_unit AS INTEGER)), '') FROM {finished_rollouts}
 
+-- name: sum_spending
+-- What the attempts of a run and of its algorithm took: those in the store, and those of the
+-- rollouts that retention has removed.
+SELECT max(u.pruned_attempts) + count(a.rollout), max(u.pruned_prompt_tokens) + coalesce(sum(a.prompt_tokens), 0),
+       max(u.pruned_response_tokens) + coalesce(sum(a.response_tokens), 0), max(u.pruned_cost), sum(a.cost),
+       max(u.pruned_unpriced_calls) + coalesce(sum(a.unpriced_calls), 0)
+FROM runs u LEFT JOIN attempts a ON a.rollout IN (
+    SELECT seq FROM rollouts WHERE run = :run UNION ALL SELECT seq FROM rollouts WHERE group_id = :algorithm)
+WHERE u.key = :run
+
+-- name: keep_spending
+-- Add what the attempts of a rollout took to its run, before they are deleted. `run_id` names the run
+-- of an algorithm's own calls.
+UPDATE runs SET
+    pruned_attempts = pruned_attempts + (SELECT count(*) FROM attempts WHERE rollout = :seq),
+    pruned_prompt_tokens = pruned_prompt_tokens + (SELECT coalesce(sum(prompt_tokens), 0) FROM attempts WHERE rollout = :seq),
+    pruned_response_tokens = pruned_response_tokens
+        + (SELECT coalesce(sum(response_tokens), 0) FROM attempts WHERE rollout = :seq),
+    pruned_cost = coalesce(pruned_cost + (SELECT sum(cost) FROM attempts WHERE rollout = :seq), pruned_cost,
+                           (SELECT sum(cost) FROM attempts WHERE rollout = :seq)),
+    pruned_unpriced_calls = pruned_unpriced_calls + (SELECT coalesce(sum(unpriced_calls), 0) FROM attempts WHERE rollout = :seq)
+WHERE key = :run OR run_id = :run_id
+
 -- name: get_rollout_key
 -- The number of a rollout, with its number of attempts and its status.
 SELECT seq, attempts, status FROM rollouts WHERE rollout_id = :rollout_id
@@ -157,9 +180,10 @@ WHERE seq = :seq
 
 -- name: set_outcome
 -- Update the outcome of an attempt after a span with a reward or a model call. Values: the reward,
--- all rewards, the number of their span, tokens of prompts and of responses, the cost; the rollout,
--- the attempt's number.
-UPDATE attempts SET reward = ?, rewards = ?, reward_span = ?, prompt_tokens = ?, response_tokens = ?, cost = ?
+-- all rewards, the number of their span, tokens of prompts and of responses, the cost, the calls of
+-- unknown cost; the rollout, the attempt's number.
+UPDATE attempts SET reward = ?, rewards = ?, reward_span = ?, prompt_tokens = ?, response_tokens = ?, cost = ?,
+    unpriced_calls = ?
 WHERE rollout = ? AND sequence_id = ?
 
 -- name: follow_outcome
@@ -268,7 +292,7 @@ WHERE a.end_time IS NULL
 -- The columns of attempt and rollout that adding a span needs, and whether any attribute is
 -- indexed.
 SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, EXISTS (SELECT 1 FROM attribute_indexes),
-       a.reward, a.rewards, a.reward_span, a.prompt_tokens, a.response_tokens, a.cost
+       a.reward, a.rewards, a.reward_span, a.prompt_tokens, a.response_tokens, a.cost, a.unpriced_calls
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
@@ -473,7 +497,7 @@ SELECT rollout FROM spans ORDER BY key DESC LIMIT 1
 -- feedback needs.
 DELETE FROM rollouts
 WHERE seq = :seq AND end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = :seq)
-RETURNING rollout_id, resources_id, status, bytes, mode, resources_version, arm
+RETURNING rollout_id, resources_id, status, bytes, mode, resources_version, arm, run, group_id
 
 -- name: prune_attempts
 -- Delete the attempts of a deleted rollout. Return each one's worker and end.

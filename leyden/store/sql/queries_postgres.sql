@@ -122,7 +122,8 @@ WHERE r.rollout_id = :rollout_id AND r.seq = :rollout AND r.status = :rollout_st
   AND a.sequence_id = :attempt AND a.status = :status AND a.last_span = :last_span
   AND a.worker_id IS NOT DISTINCT FROM :worker_id AND a.reward IS NOT DISTINCT FROM :reward AND a.rewards = :rewards
   AND a.reward_span = :reward_span AND a.prompt_tokens = :prompt_tokens AND a.response_tokens = :response_tokens
-  AND a.cost IS NOT DISTINCT FROM :cost AND EXISTS (SELECT 1 FROM attribute_indexes) = :may_have_indexes
+  AND a.cost IS NOT DISTINCT FROM :cost AND a.unpriced_calls = :unpriced_calls
+  AND EXISTS (SELECT 1 FROM attribute_indexes) = :may_have_indexes
 
 -- name: insert_expected_span
 -- Add a span to a running attempt, which is also a heartbeat (`beat_heart`), and count the commit
@@ -139,7 +140,7 @@ WITH locked AS (
     WHERE a.rollout = locked.seq AND a.sequence_id = ? AND a.attempt_id = ? AND a.status = ? AND a.last_span = ?
       AND a.worker_id IS NOT DISTINCT FROM ? AND EXISTS (SELECT 1 FROM attribute_indexes) = ?
       AND a.reward IS NOT DISTINCT FROM ? AND a.rewards = ? AND a.reward_span = ? AND a.prompt_tokens = ?
-      AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ?
+      AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ? AND a.unpriced_calls = ?
     RETURNING 1
 ), counted AS (
     UPDATE connections SET commits = ?, last_commit = now() WHERE connection = ? AND NOT fenced RETURNING 1
@@ -161,7 +162,7 @@ WITH locked AS (
     WHERE a.rollout = locked.seq AND a.sequence_id = ? AND a.attempt_id = ? AND a.status = ? AND a.last_span = ?
       AND a.worker_id IS NOT DISTINCT FROM ? AND EXISTS (SELECT 1 FROM attribute_indexes) = ?
       AND a.reward IS NOT DISTINCT FROM ? AND a.rewards = ? AND a.reward_span = ? AND a.prompt_tokens = ?
-      AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ?
+      AND a.response_tokens = ? AND a.cost IS NOT DISTINCT FROM ? AND a.unpriced_calls = ?
     RETURNING 1
 ), counted AS (
     UPDATE connections SET commits = ?, last_commit = now() WHERE connection = ? AND NOT fenced RETURNING 1

@@ -142,7 +142,7 @@ def rollout_from(row: Row) -> Rollout:
 def attempt_from(rollout_id: str, row: Row) -> Attempt:
     """Return the attempt in a row of `select_attempts`."""
     sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata = row[:8]
-    reward, rewards, prompt_tokens, response_tokens, cost, failure = row[10:]
+    reward, rewards, prompt_tokens, response_tokens, cost, failure, unpriced_calls = row[10:]
     return build(
         Attempt,
         {
@@ -160,6 +160,7 @@ def attempt_from(rollout_id: str, row: Row) -> Attempt:
             "prompt_tokens": prompt_tokens,
             "response_tokens": response_tokens,
             "cost": cost,
+            "unpriced_calls": unpriced_calls,
             "failure": failure,
         },
     )

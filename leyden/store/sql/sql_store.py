@@ -147,6 +147,7 @@ class SqlLightningStore(WaitingStore):
     query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=rows.spans_by_rollout)
     query_rollouts = _reads_rollouts(LightningStore.query_rollouts, listing.query_rollouts)
     summarise_rollouts = _reads_rollouts(LightningStore.summarise_rollouts, outcomes.summarise_rollouts)
+    sum_spending = _reads(LightningStore.sum_spending, outcomes.sum_spending)
     get_rollout_by_id = _reads(LightningStore.get_rollout_by_id, rollouts.get_rollout_by_id)
     query_attempts = _reads(LightningStore.query_attempts, attempts.query_attempts)
     get_latest_attempt = _reads(LightningStore.get_latest_attempt, attempts.get_latest_attempt)

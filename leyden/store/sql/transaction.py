@@ -54,6 +54,7 @@ class SpanTarget:
     prompt_tokens: int = 0
     response_tokens: int = 0
     cost: float | None = None
+    unpriced_calls: int = 0
 
 
 class Transaction(Protocol):

@@ -17,10 +17,13 @@ from leyden.types import (
     RolloutConfig,
     RunRecord,
     Span,
+    SpanStatus,
+    Spending,
     find_final_reward,
     reward_attributes,
     semconv,
 )
+from leyden.types.run_record import algorithm_group
 from tests.contracts.store.support import claimed, ids, span_of
 
 
@@ -319,3 +322,65 @@ async def test_forgotten_rollouts_are_in_no_summary(store: LightningStore) -> No
 async def test_an_enqueued_arm_is_an_id(store: LightningStore) -> None:
     with pytest.raises(ConfigError, match="arm"):
         await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=1, arm="")])
+
+
+# ---- what a run has spent --------------------------------------------------------------------------------------------
+
+
+async def test_the_spending_of_a_run_has_all_attempts_and_the_algorithms_own_calls(store: LightningStore) -> None:
+    await store.start_run(RunRecord(run_id="run-1", name="n", kind="fit", start_time=1.0))
+    nothing = await store.sum_spending("run-1")
+    assert nothing == Spending(attempts=0, prompt_tokens=0, response_tokens=0, cost=None, unpriced_calls=0)
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+    first = await claimed(store, config=config, run_id="run-1")
+    await store.add_span(call_span(first, 1, 10, 1, 0.5))
+    await store.update_attempt(**ids(first), status="failed")
+    second = await store.dequeue_rollout()
+    assert second is not None
+    await store.add_many_spans([call_span(second, 2, 20, 2, 0.25), call_span(second, 3, 5, 5, 0.0)])
+    await store.add_span(call_span(second, 3, 5, 5, 0.0))  # delivered twice
+    await store.add_span(call_span(first, 4, 1, 0, 0.125))  # a late call of the attempt that has failed
+    own = await store.start_rollout("reflection", run_id=None, group_id=algorithm_group("run-1"))
+    await store.add_span(call_span(own, 5, 100, 0, 2.0))
+    other = await claimed(store)
+    await store.add_span(call_span(other, 6, 1000, 0, 64.0))
+    replayed = call_span(second, 7, 1000, 0, 64.0)
+    replayed.attributes[semconv.REPLAYED] = True
+    await store.add_span(replayed)
+    spent = await store.sum_spending("run-1")
+    assert spent == Spending(attempts=3, prompt_tokens=136, response_tokens=8, cost=2.875, unpriced_calls=0)
+    with pytest.raises(UnknownRun, match="run-9"):
+        await store.sum_spending("run-9")
+
+
+async def test_answered_calls_without_a_cost_are_counted_and_failed_ones_only_if_they_may_be_billed(
+    store: LightningStore,
+) -> None:
+    rollout = await claimed(store)
+    ok, failed = SpanStatus(status_code="OK"), SpanStatus(status_code="ERROR")
+    spans = [
+        call_span(rollout, 1, 1, 1, 0.5).model_copy(update={"status": ok}),
+        call_span(rollout, 2, 1, 1).model_copy(update={"status": ok}),
+        call_span(rollout, 3, 0, 0).model_copy(update={"status": failed}),
+        call_span(rollout, 4, 0, 0).model_copy(update={"status": failed}),
+        span_of(rollout, f"{5:016x}", name="a step of the agent").model_copy(update={"status": ok}),
+    ]
+    spans[3].attributes[semconv.COST_UNKNOWN] = "given up"
+    for span in spans:
+        await store.add_span(span)
+    attempt = await attempt_of(store, rollout)
+    assert (attempt.cost, attempt.unpriced_calls) == (0.5, 2)
+
+
+async def test_what_retention_removes_stays_in_the_spending_of_its_run(store: LightningStore) -> None:
+    await store.start_run(RunRecord(run_id="run-1", name="n", kind="fit", start_time=1.0))
+    for index in range(4):
+        await finished(store, tokens=1, cost=None if index == 3 else 2.0**index, run_id="run-1")
+    own = await store.start_rollout("reflection", run_id=None, group_id=algorithm_group("run-1"))
+    await store.add_span(call_span(own, 5, 10, 0, 8.0))
+    await store.update_attempt(**ids(own), status="succeeded")
+    await finished(store, tokens=1, cost=64.0)
+    before = await store.sum_spending("run-1")
+    assert (before.attempts, before.prompt_tokens, before.cost) == (5, 14, 15.0)
+    assert await store.prune(Retention(max_rollouts=1)) >= 5
+    assert await store.sum_spending("run-1") == before

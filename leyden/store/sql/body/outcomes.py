@@ -22,13 +22,15 @@ from leyden.types import (
     MeasureSummary,
     RolloutSummary,
     Span,
+    Spending,
     get_reward_value,
     get_rewards_from_span,
     semconv,
 )
 from leyden.types.checks import json_text
+from leyden.types.run_record import algorithm_group
 
-NO_OUTCOME = (None, "", 0, 0, None, None)
+NO_OUTCOME = (None, "", 0, 0, None, None, 0)
 """The outcome columns of an attempt that has just begun, in the order of `attempt_columns`."""
 _RECORDED_CALLS = frozenset({semconv.MODEL_CALL, semconv.EMBEDDINGS})
 """The names of spans that the gateway records for calls."""
@@ -59,7 +61,7 @@ def add_to_outcome(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -
     if not changed:
         return
     outcome = (target.reward, target.rewards, target.reward_span, target.prompt_tokens, target.response_tokens)
-    tx.put("set_outcome", (*outcome, target.cost, target.rollout, target.attempt))
+    tx.put("set_outcome", (*outcome, target.cost, target.unpriced_calls, target.rollout, target.attempt))
     if target.rollout_status in ROLLOUT_FINISHED and target.attempt == target.attempts:
         tokens = target.prompt_tokens + target.response_tokens
         tx.run("follow_outcome", seq=target.rollout, reward=target.reward, tokens=tokens, cost=target.cost)
@@ -75,10 +77,27 @@ def _add_call(target: SpanTarget, span: Span) -> None:
     cost = said.get(semconv.COST)
     if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < math.inf:
         target.cost = (target.cost or 0.0) + cost
+    elif span.status.status_code == "OK" or semconv.COST_UNKNOWN in said:
+        target.unpriced_calls += 1
 
 
 def _count(value: object) -> int:
     return value if type(value) is int and 0 <= value <= _MAX_TOKENS else 0
+
+
+def sum_spending(tx: Transaction, run_id: str) -> Spending:
+    run = run_key(tx, run_id)
+    row = tx.one("sum_spending", run=run, algorithm=algorithm_group(run_id))
+    assert row is not None
+    attempts, prompt_tokens, response_tokens, *costs, unpriced_calls = row
+    known = [cost for cost in costs if cost is not None]
+    return Spending(
+        attempts=attempts,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        cost=math.fsum(known) if known else None,
+        unpriced_calls=unpriced_calls,
+    )
 
 
 def failure_of(attempt: Attempt) -> str:

@@ -16,6 +16,7 @@ from leyden.store.sql.pages import within_reach
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import Retention
 from leyden.types.checks import check_id
+from leyden.types.run_record import algorithm_group
 
 _STEP_ROWS = 128
 """About how many rows one step deletes, and at least one rollout's. A step takes a few milliseconds, which delay a
@@ -85,7 +86,10 @@ def prune_step(tx: Transaction, seqs: Sequence[int]) -> int:
     for seq in seqs:
         if seq in stay:
             continue
-        for rollout_id, resources_id, status, size, mode, version, arm in tx.all("prune_rollout", seq=seq):
+        for rollout_id, resources_id, status, size, mode, version, arm, run, group in tx.all("prune_rollout", seq=seq):
+            if run is not None or (group or "").endswith(algorithm_group("")):
+                run_id = None if run is not None else group.removesuffix(algorithm_group(""))
+                tx.run("keep_spending", run=run, run_id=run_id, seq=seq)
             if mode == "live" and version is not None:  # its feedback may be months late
                 tx.put_many("insert_served", [(rollout_id, resources_id, version, arm)])
             attempts = tx.all("prune_attempts", seq=seq)
