@@ -126,6 +126,12 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """
         return None
 
+    def planned_rollouts(self, n_train: int, n_val: int) -> int | None:
+        """Return how many rollouts a run on data sets of these lengths has at most; None if that is not known before
+        the run.
+        """
+        return None
+
     def changeable_options(self) -> dict[str, tuple[str, ...]]:
         """Return the options that may change in this run, with the attributes that hold them (`changeable`)."""
         bases = reversed(type(self).__mro__)

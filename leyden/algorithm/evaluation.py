@@ -6,6 +6,7 @@ It learns nothing. `leyden eval` is its command.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,18 +17,22 @@ from leyden._lib import ids
 from leyden._lib.components import arguments_of
 from leyden._lib.options import check_number
 from leyden.adapter import model_calls
+from leyden.adapter.normalise import ModelCallView
 from leyden.algorithm.algorithm import Algorithm, Dataset
 from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.algorithm.own_metrics import means_of, own_metrics
 from leyden.engine.policy_backend import PolicyBackend
 from leyden.errors import ConfigError
-from leyden.gateway import UpstreamModel
+from leyden.gateway import Prices, UpstreamModel
 from leyden.statistics import Estimate, estimate
 from leyden.types import (
+    AttemptedRollout,
     EnqueueRolloutRequest,
     NamedResources,
     ProxyLLM,
+    Rollout,
     RolloutConfig,
+    Spending,
     failure_reason,
     semconv,
 )
@@ -53,6 +58,8 @@ class EvaluatedRollout:
     model_calls: int
     prompt_tokens: int
     response_tokens: int
+    cost: float | None = None
+    """Cost of the model calls of its last attempt; None if one of them has no known cost."""
     own: dict[str, float] = field(default_factory=dict[str, float])
     """The agent's own numbers, by the metric's name; empty if the rollout failed."""
 
@@ -69,8 +76,15 @@ class EvaluationResult:
     repeats: int
     rollouts: list[EvaluatedRollout]
     seconds: float = 0.0
-    cost: float | None = None
-    """Cost of the model calls, in the currency of the prices; None without prices."""
+    spending: Spending | None = None
+    """The tokens and the cost of all model calls, those of repeated attempts included; None without prices."""
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of the model calls, in the currency of the prices; None without prices. If `spending.unpriced_calls` is
+        not 0, it is a part of the whole.
+        """
+        return None if self.spending is None else self.spending.cost
 
     def __repr__(self) -> str:
         reward = "no reward" if self.reward is None else f"reward {self.reward}"
@@ -112,7 +126,7 @@ class Evaluation(Algorithm):
         and the sampling parameters to suggest to the agent.
     resources: other resources, such as prompt templates.
     timeout_seconds: time limit of each rollout; None: no limit.
-    price_per_million: the prices of a million prompt tokens and of a million response tokens.
+    prices: what the models charge for tokens; None: no cost is reported.
     """
 
     enqueues_datasets = True
@@ -128,13 +142,11 @@ class Evaluation(Algorithm):
         llms: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None,
         resources: NamedResources | None = None,
         timeout_seconds: float | None = 600.0,
-        price_per_million: tuple[float, float] | None = None,
+        prices: Prices | None = None,
     ) -> None:
         check_number("repeats", repeats, at_least=1, whole=True)
         check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
-        for price in price_per_million or ():
-            check_number("price_per_million", price, at_least=0)
-        self.repeats, self.timeout_seconds, self.price_per_million = repeats, timeout_seconds, price_per_million
+        self.repeats, self.timeout_seconds, self.prices = repeats, timeout_seconds, prices
         self._backend, self._models = backend, list(models)
         self._llms, self._resources = dict(llms or {}), dict(resources or {})
         self.uses_gateway = backend is not None or bool(self._models)
@@ -147,6 +159,9 @@ class Evaluation(Algorithm):
         if self._backend is not None:
             return arguments_of(self._backend).get("model", self._backend.model_name)
         return self._models[0].model_name if self._models else None
+
+    def planned_rollouts(self, n_train: int, n_val: int) -> int | None:
+        return self.repeats * (n_train + n_val)
 
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -161,12 +176,15 @@ class Evaluation(Algorithm):
         async with contextlib.AsyncExitStack() as stack:
             resources: NamedResources = dict(self._resources)
             if self.uses_gateway:
+                if self.prices is not None:
+                    self.require_llm_proxy().set_prices(self.prices)
                 proxy = await stack.enter_async_context(self.serving(self._backend, self._models))
                 for name, (model, sampling) in self._llms.items():
                     llm = proxy.as_resource(model=model, sampling_parameters=dict(sampling))
                     resources[name] = await self.publish_endpoint(llm)
             rollouts = await self._measure(tasks, await self.publish_resources("evaluation", resources))
-        result = self._result(rollouts, n_tasks=len(tasks), seconds=time.monotonic() - started)
+        spending = None if self.prices is None else await self._spending(rollouts)
+        result = self._result(rollouts, n_tasks=len(tasks), seconds=time.monotonic() - started, spending=spending)
         if result.reward is not None:
             self.get_run().report(
                 {
@@ -176,6 +194,7 @@ class Evaluation(Algorithm):
                     "model_calls": result.model_calls,
                     "prompt_tokens": result.prompt_tokens,
                     "response_tokens": result.response_tokens,
+                    **({} if result.cost is None else {"cost": result.cost, "total_cost": result.cost}),
                     **means_of(each.own for each in result.rollouts),
                 },
                 stage="val",
@@ -187,7 +206,7 @@ class Evaluation(Algorithm):
         places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
         requests = (self._request(tasks, place, resources_id) for place in places)
         found: list[EvaluatedRollout] = []
-        counts: dict[str, float] = {"tokens": 0} if self.price_per_million is None else {"tokens": 0, "cost": 0.0}
+        counts: dict[str, float] = {"tokens": 0}
 
         def show_progress() -> None:
             run.progress(len(found), len(places), **counts)
@@ -195,10 +214,10 @@ class Evaluation(Algorithm):
         async for result in self.collector.collect(
             requests, max_unfinished="auto", check=show_progress, check_seconds=_PROGRESS_SECONDS
         ):
-            found.append(_evaluated(result, places[result.place]))
+            found.append(_evaluated(result, places[result.place], self.prices))
             counts["tokens"] += found[-1].response_tokens
-            if self.price_per_million is not None:
-                counts["cost"] += _cost(found[-1], self.price_per_million)
+            if (cost := found[-1].cost) is not None:
+                counts["cost"] = counts.get("cost", 0.0) + cost
             show_progress()
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
@@ -215,16 +234,28 @@ class Evaluation(Algorithm):
             metadata={"task": task, "repeat": repeat, semconv.SAMPLING_KEY: f"val/{task}/{repeat}"},
         )
 
-    def _result(self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float) -> EvaluationResult:
+    async def _spending(self, rollouts: list[EvaluatedRollout]) -> Spending:
+        """Return what the gateway has recorded; without one, what the agent's own client has told."""
+        if self.uses_gateway:
+            return await self.get_store().sum_spending(self.get_run().run_id)
+        costs = [each.cost for each in rollouts if each.cost is not None]
+        return Spending(
+            attempts=len(rollouts),
+            prompt_tokens=sum(each.prompt_tokens for each in rollouts),
+            response_tokens=sum(each.response_tokens for each in rollouts),
+            cost=math.fsum(costs) if costs else None,
+            unpriced_calls=sum(each.model_calls for each in rollouts if each.cost is None),
+        )
+
+    def _result(
+        self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float, spending: Spending | None
+    ) -> EvaluationResult:
         """Rollouts without a reward are left out of `reward` and count as 0 in `reward_with_failures_as_zero`."""
         by_task: dict[int, list[float | None]] = {}
         for each in rollouts:
             by_task.setdefault(each.task, []).append(each.reward)
         rewards = [[reward for reward in of_task if reward is not None] for of_task in by_task.values()]
         measured = [of_task for of_task in rewards if of_task]
-        cost = None
-        if self.price_per_million is not None:
-            cost = sum(_cost(each, self.price_per_million) for each in rollouts)
         return EvaluationResult(
             reward=estimate(measured) if measured else None,
             reward_with_failures_as_zero=estimate(
@@ -234,16 +265,29 @@ class Evaluation(Algorithm):
             repeats=self.repeats,
             rollouts=rollouts,
             seconds=seconds,
-            cost=cost,
+            spending=spending,
         )
 
 
-def _cost(rollout: EvaluatedRollout, price_per_million: tuple[float, float]) -> float:
-    prompt_price, response_price = price_per_million
-    return (rollout.prompt_tokens * prompt_price + rollout.response_tokens * response_price) / 1e6
+def _cost(rollout: Rollout, calls: Sequence[ModelCallView], prices: Prices) -> float | None:
+    """Return the cost of a rollout's calls, as the gateway has recorded it, or else by their usage and the prices."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    if attempt is not None and (attempt.cost is not None or attempt.unpriced_calls):
+        return None if attempt.unpriced_calls else attempt.cost
+    costs: list[float] = []
+    for call in calls:
+        asked = call.span.attributes.get(semconv.GEN_AI_REQUEST_MODEL)
+        price = prices.of_model(*(name for name in (call.model, asked) if isinstance(name, str)))
+        usage = (
+            None if call.usage is None else dict(zip(("prompt_tokens", "completion_tokens"), call.usage, strict=True))
+        )
+        if price is None or (cost := price.cost(usage)) is None:
+            return None
+        costs.append(cost)
+    return math.fsum(costs)
 
 
-def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:
+def _evaluated(result: CollectedRollout, place: tuple[int, int], prices: Prices | None) -> EvaluatedRollout:
     calls = [call for call in model_calls(result.spans) if not call.failed] if result.spans else []
     counts = [
         (len(call.tokens.prompt_ids), len(call.tokens.response_ids))
@@ -262,5 +306,6 @@ def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRol
         model_calls=len(calls),
         prompt_tokens=sum(prompt for prompt, _ in counts),
         response_tokens=sum(response for _, response in counts),
+        cost=None if prices is None else _cost(result.rollout, calls, prices),
         own={} if result.reward is None else own_metrics(result.spans),
     )

@@ -123,6 +123,8 @@ class Baseline(FastAlgorithm):
 
     enqueues_datasets = True
 
+    holds_runners = True  # until the address of this process's gateway is in the store, which queued rollouts need
+
     resumable = True
 
     steps_option = "n_epochs"
@@ -151,6 +153,9 @@ class Baseline(FastAlgorithm):
 
     def planned_resources(self) -> NamedResources:
         return self.get_initial_resources() or {}
+
+    def planned_rollouts(self, n_train: int, n_val: int) -> int | None:
+        return self.n_epochs * (n_train + n_val)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Enqueue a rollout for each task, wait for all of them, and log their rewards.

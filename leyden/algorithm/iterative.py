@@ -117,6 +117,13 @@ class IterativeAlgorithm(Algorithm):
     async def teardown(self) -> None:
         """Release what `setup` acquired. Called at the end in any case, also after an error."""
 
+    def planned_validations(self, n_val: int) -> int:
+        """Return how often a whole run calls `validate`, with `n_val` tasks in the validation set."""
+        loop = self._new_loop(())
+        loop.validates_at_end = type(self).validate is not IterativeAlgorithm.validate and n_val > 0
+        every = loop.validation_interval
+        return self.validate_first + (0 if every is None else self.max_iters // every)
+
     def leaves_rollouts(self, error: BaseException | None) -> bool:
         """Return whether unfinished rollouts stay in the queue when `run` has ended: steps are left, for which a
         resumed run reads them.

@@ -70,6 +70,8 @@ def compare(
     rows["took"] = [duration(each["seconds"]) for each in heads]
     for name in ("rollouts", "failed", "tokens", "cost"):
         rows[name] = ["-" if each.get(name) is None else figure(each[name]) for each in totals]
+    partial = ["at least " if each.get("cost") is not None and each["unpriced_calls"] else "" for each in totals]
+    rows["cost"] = [part + cost for part, cost in zip(partial, rows["cost"], strict=True)]
     shown = {name: of for name, of in rows.items() if any(value not in ("", "-") for value in of)}
     columns = [Column(each["name"], [of[n] for of in shown.values()]) for n, each in enumerate(heads)]
     echo_table([Column("", list(shown)), *columns])

@@ -16,6 +16,7 @@ from leyden.cli.output import AsJson, echo, echo_json, write_output
 if TYPE_CHECKING:
     from leyden.algorithm.evaluation import Evaluation, EvaluationResult
     from leyden.cli.eval_inputs import Given
+    from leyden.gateway import Prices
 
 _SHOWN_REASONS = 5
 
@@ -62,7 +63,10 @@ def evaluate(
     ] = None,
     price: Annotated[
         str | None,
-        typer.Option(metavar="IN,OUT", help="What a million prompt tokens and response tokens cost, such as 0.15,0.6."),
+        typer.Option(
+            metavar="IN,OUT|FILE",
+            help="What a million prompt tokens and response tokens cost, such as 0.15,0.6; or a file of prices.",
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write one JSON line per rollout there.")
@@ -83,7 +87,7 @@ def evaluate(
       leyden eval agent.py:agent --tasks test.jsonl --model policy=./start-model
       leyden eval agent.py:agent --tasks test.jsonl --resources latest --repeats 4
       leyden eval agent.py:agent --tasks test.jsonl --resources latest --model policy=./start-model
-      leyden eval my.agents:qa --tasks qa.csv -n 50 --model gpt-4.1-mini=https://api.openai.com/v1
+      leyden eval my.agents:qa --tasks qa.csv -n 50 --model gpt-4.1-mini=https://api.openai.com/v1 --price prices.yaml
       leyden eval my.agents:qa --tasks qa.csv --resources prompts.json --json
     """
     import asyncio
@@ -109,7 +113,7 @@ def evaluate(
             f"--{unused[0].replace('_', '-')} is suggested to an agent with its model, and there is none; give --model, or "
             "leave it out"
         )
-    evaluation = _evaluation(given, sampling, model_key, repeats=repeats, timeout_seconds=timeout, price=prices)
+    evaluation = _evaluation(given, sampling, model_key, repeats=repeats, timeout_seconds=timeout, prices=prices)
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-eval-{secrets.token_hex(2)}"
     directory = run_dir or new
     evaluation.result_is_shown = True  # below, on standard output
@@ -124,24 +128,29 @@ def evaluate(
     if as_json:
         echo_json(_as_data(result, agent, tasks, directory))
     else:
-        _print(result, agent, tasks, directory)
+        _print(result, agent, tasks, directory, "" if prices is None else prices.currency)
     if result.reward is None:
         raise typer.Exit(1)
 
 
-def _prices(text: str | None) -> tuple[float, float] | None:
-    """Return the price of a million prompt and of a million response tokens, from "0.15,0.6"."""
+def _prices(text: str | None) -> Prices | None:
+    """Return the prices of a file, or of all models from "0.15,0.6"."""
     from leyden.errors import ConfigError
+    from leyden.gateway import Price, Prices
 
     if text is None:
         return None
+    if Path(text).suffix in (".yaml", ".yml", ".toml", ".json"):
+        return Prices.of(text)
     try:
         prompts, responses = (float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--price is {text!r}; it must be two numbers, such as 0.15,0.6") from None
+        raise ConfigError(
+            f"--price is {text!r}; it must be two numbers, such as 0.15,0.6, or a file such as prices.yaml"
+        ) from None
     if not (0 <= prompts < float("inf") and 0 <= responses < float("inf")):
         raise ConfigError(f"--price is {text!r}; both numbers must be 0 or more")
-    return prompts, responses
+    return Prices({"*": Price(prompts, responses)})
 
 
 def _evaluation(
@@ -151,7 +160,7 @@ def _evaluation(
     *,
     repeats: int,
     timeout_seconds: float,
-    price: tuple[float, float] | None,
+    prices: Prices | None,
 ) -> Evaluation:
     """Return the algorithm that runs the evaluation.
 
@@ -177,7 +186,7 @@ def _evaluation(
         llms={name: (model, {**suggested, **chosen}) for name, (model, suggested) in given.llms.items()},
         resources=given.resources,
         timeout_seconds=timeout_seconds,
-        price_per_million=price,
+        prices=prices,
     )
 
 
@@ -205,11 +214,12 @@ def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path)
         "prompt_tokens": result.prompt_tokens,
         "response_tokens": result.response_tokens,
         "cost": result.cost,
+        "unpriced_calls": None if result.spending is None else result.spending.unpriced_calls,
         "seconds": round(result.seconds, 3),
     }
 
 
-def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> None:
+def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path, currency: str) -> None:
     """Print the result as a table, with the commands that show an example of each failure."""
     from leyden._lib.formatting import duration, one_line
 
@@ -225,7 +235,8 @@ def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -
             echo(f"  {count:,} x {one_line(reason)[:300]}")
             echo(f"      leyden show {directory} {example}")
     if result.model_calls:
-        cost = "" if result.cost is None else f"; cost {result.cost:,.4f}"
+        words = None if result.spending is None else result.spending.in_words(currency)
+        cost = f"; cost {words}" if words else ""
         echo(
             f"model       {result.model_calls:,} calls, {result.prompt_tokens:,} prompt tokens, "
             f"{result.response_tokens:,} response tokens{cost}"

@@ -71,6 +71,10 @@ def gateway(
     max_body_mb: Annotated[
         int, typer.Option("--max-body-mb", min=1, help="The most of one request, in MiB; a larger one is refused.")
     ] = 64,
+    prices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What the models charge for tokens; each call is recorded with its cost."),
+    ] = None,
     num_workers: Annotated[
         int, typer.Option(min=1, help="Processes that share the port, each with attempts of its own.")
     ] = 1,
@@ -98,10 +102,13 @@ def gateway(
 
     from leyden._lib.aio import look_for_cycles_rarely
     from leyden._lib.logs import setup_logging
+    from leyden.gateway import Prices
 
     setup_logging("WARNING")
     if store == UNRECORDED:
-        _check_unrecorded({"durable": durable, "spool": spool, "live-key": live_key, "num-workers": num_workers > 1})
+        _check_unrecorded(
+            {"durable": durable, "spool": spool, "live-key": live_key, "num-workers": num_workers > 1, "prices": prices}
+        )
         record_tokens = False
     given = [ModelOption.of(text) for text in model]
     models = [
@@ -113,6 +120,7 @@ def gateway(
     options["max_body_bytes"] = max_body_mb * 2**20
     options["spool"] = spool
     options["live_key"] = live_key
+    options["prices"] = None if prices is None else Prices.of(prices)
     look_for_cycles_rarely()
     folders = [each for each in given if each.is_folder]
     asyncio.run(_serve(store, port, num_workers, options, folders, record_tokens=record_tokens))

@@ -136,8 +136,10 @@ def _check(start: Start, job: Job, *, as_json: bool) -> None:
     """Check the settings, and print them as a file would have them."""
     from leyden.training.runs.run_description import without_secrets
 
+    runs = _folder(start).absolute().parent
     with contextlib.chdir(start.folder):
         job.check()
+        expected = job.estimate(runs)
     settings = without_secrets(start.settings)
     if as_json:
         echo_json(settings)
@@ -145,6 +147,8 @@ def _check(start: Start, job: Job, *, as_json: bool) -> None:
         import yaml
 
         echo_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100).rstrip())
+    if expected is not None:
+        echo(expected, err=True)
     echo(f"{job.in_words}: nothing was started", err=True)
 
 

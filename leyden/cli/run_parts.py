@@ -295,6 +295,12 @@ class Job:
     def _model(self) -> Any:
         return self.trainer.algorithm and self.trainer.algorithm.trained_model() if len(self.given) > 1 else None
 
+    def estimate(self, runs: Path) -> str | None:
+        """Return in words what the run will take, by earlier ones in the folder `runs`; None for a run in a simulator,
+        which calls no model.
+        """
+        return self.trainer.estimate(*self.given, runs=runs) if len(self.given) > 1 else None
+
     def run(self, *, resume: bool = False) -> Any:
         return self.trainer.fit(*self.given, resume=resume)
 

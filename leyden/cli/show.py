@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -93,16 +94,19 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from leyden.errors import LeydenError
+    from leyden.errors import LeydenError, UnknownRun
     from leyden.training.runs.display import rollout_counts
     from leyden.training.runs.folder import report_of, size_text
     from leyden.training.runs.overview import as_data, control_of, newest_metrics, paused_of, warnings_of
     from leyden.training.runs.rollouts import count_by_status, failures_of, group_failures
+    from leyden.training.runs.run_options import spending_of
 
-    counts, trouble = dict[str, int](), None
+    counts, trouble, spent = dict[str, int](), None, spending_of(run)
     try:
         async with run.open_store() as store:
             counts, failures = await count_by_status(run, store), await failures_of(run, store)
+            with suppress(UnknownRun):
+                spent = await store.sum_spending(run.record.run_id)
     except LeydenError as error:  # the folder has everything but the counts
         failures = await failures_of(run, None)
         if run.record.config.get("store"):  # a run in a simulator has no store that could be missing
@@ -117,6 +121,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             **as_data(run),
             "metrics": newest_metrics(run),
             "rollouts_by_status": counts,
+            "spending": None if spent is None else spent.model_dump(),
             "failures": reasons,
             "warnings": warnings_of(run),
             "control": [asdict(line) for line in control_of(run)],
@@ -131,6 +136,8 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         echo(f"rollouts    unknown: {trouble}")
     elif shown := rollout_counts(counts, run.summary_metrics().reflection_calls):
         echo(f"rollouts    {shown}")
+    if spent is not None and (cost := spent.in_words(str(run.record.config.get("currency", "")))) is not None:
+        echo(f"cost        {cost}")
     if groups:
         echo(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
         for group in groups[:_SHOWN_REASONS]:

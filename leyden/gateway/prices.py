@@ -6,18 +6,16 @@ To price another kind of token, add a field to `Price` and read it in `Price.cos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 from leyden._lib.config_file import read_config_file
-from leyden._lib.formatting import figure
-from leyden._lib.json import is_list, is_object
+from leyden._lib.json import is_object
 from leyden._lib.options import check_names, check_number
 from leyden.errors import ConfigError
-from leyden.types import Spending
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,9 @@ class Price:
         answers, of cached prompts). Raise ConfigError, naming `name`, for anything else.
         """
         known = [each.name for each in fields(cls)]
-        if is_list(given) or isinstance(given, tuple):
-            given = dict(zip(known, cast("list[Any]", given), strict=False)) if len(given) in (2, 3) else given
+        if isinstance(given, list | tuple):
+            numbers = cast("Sequence[Any]", given)
+            given = dict(zip(known, numbers, strict=False)) if len(numbers) in (2, 3) else numbers
         if not isinstance(given, cls):
             if not (isinstance(given, Mapping) and "prompt" in given and "answer" in given):
                 raise ConfigError(
@@ -56,7 +55,7 @@ class Price:
         """Return the cost of a call; None if its usage, in chat form, is missing or does not add up."""
         if not is_object(usage):
             return None
-        details = usage.get("prompt_tokens_details") or {}
+        details: Any = usage.get("prompt_tokens_details") or {}
         n_prompt, n_answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if n_answer is None and usage.get("total_tokens") == n_prompt:  # embeddings have no answer
             n_answer = 0
@@ -111,14 +110,3 @@ class Prices:
             if name in self.models:
                 return self.models[name]
         return next((p for pattern, p in self.models.items() for name in names if fnmatchcase(name, pattern)), None)
-
-
-def cost_text(spent: Spending, currency: str = "") -> str:
-    """Return a cost for people, which says if it is a part of the whole: `0.0213 USD`, `at least 0.02 (the cost of 3
-    calls is unknown)`; an empty text if no call has a known cost.
-    """
-    if spent.cost is None:
-        return ""
-    known = f"{figure(spent.cost, 4)} {currency}".rstrip()
-    n = spent.unpriced_calls
-    return known if not n else f"at least {known} (the cost of {n:,} call{'s' * (n > 1)} is unknown)"

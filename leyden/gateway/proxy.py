@@ -178,7 +178,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._port = port
         self._limits = attempt_limits or AttemptLimits()
         self._prices = Prices() if prices is None else Prices.of(prices)
-        self._on_spent: Callable[[], None] = lambda: None
+        self._on_spent: Callable[[float | None], None] = lambda cost: None
         self._models = self._checked(model_list or ())
         overrides = {mode: dict(fields) for mode, fields in (sampling_overrides or {}).items()}
         if unknown := sorted(set(overrides) - set(_MODES)):
@@ -203,7 +203,7 @@ class LLMProxy(NamedOptions, KeepsArguments):
             sampling_overrides=overrides,
             dropped_tools=_tool_names(dropped_tools),
             durable=durable,
-            on_spent=lambda: self._on_spent(),
+            on_spent=lambda cost: self._on_spent(cost),
         )
         check_number("spool_bytes", spool_bytes, at_least=0, whole=True)
         self._spool_path, self._spool_bytes = None if spool is None else Path(spool), spool_bytes
@@ -268,6 +268,11 @@ class LLMProxy(NamedOptions, KeepsArguments):
         if self._running is not None:
             self._running.keep(self.served_models)
 
+    @property
+    def prices(self) -> Prices:
+        """The prices of models that have none of their own."""
+        return self._prices
+
     def set_prices(self, prices: Prices) -> None:
         """Price the models that have no price, from the next call on.
 
@@ -278,9 +283,12 @@ class LLMProxy(NamedOptions, KeepsArguments):
         self._prices = prices
         self.update_model_list(self.served_models)
 
-    def watch_spending(self, notify: Callable[[], None]) -> None:
-        """Call `notify`, in the gateway's thread, after each answered call. A gateway in another process does not."""
-        self._on_spent = notify
+    def watch_spending(self, notify: Callable[[float | None], None] | None) -> None:
+        """Call `notify`, in the gateway's thread, with the cost of each call that may be billed, None if it is unknown.
+
+        A gateway in another process does not call it.
+        """
+        self._on_spent = notify or (lambda cost: None)
 
     def serve_engine(self, *servers: LLM) -> None:
         """Serve a model of the run's own engine from the next call on, at one server or several, in addition to models

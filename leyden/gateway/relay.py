@@ -96,8 +96,8 @@ class RelayOptions:
     sampling_overrides: Mapping[str, Mapping[str, Any]]
     dropped_tools: Sequence[str]
     durable: bool
-    on_spent: Callable[[], None]
-    """Called after each call that a server has answered."""
+    on_spent: Callable[[float | None], None]
+    """Called with the cost of each call that may be billed, None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,7 +625,8 @@ class Relay:
             )
             call.cost_unknown = no_price if price is None else no_usage
         exchange.spent.add(usage, call.cost, call.cost_unknown)
-        self._options.on_spent()
+        if call.cost is not None or call.cost_unknown is not None:
+            self._options.on_spent(call.cost)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
         """Record a failed call and send the refusal: as a response, or as an event of a stream that has begun. A stream

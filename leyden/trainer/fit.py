@@ -34,10 +34,11 @@ from leyden.execution.execution_strategy import RunsAgain, StopSignal
 from leyden.execution.runner import AttemptRecorder, Hook, Runner, WorkerBundle
 from leyden.execution.runner.calls import call_sync
 from leyden.execution.runner.runner import torn_down
-from leyden.gateway import FoundGateways, LLMProxy
+from leyden.gateway import FoundGateways, LLMProxy, Prices
 from leyden.monitor import Monitor
 from leyden.report import write_at_end
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
+from leyden.trainer.cost import estimate, limit_reached, priced_models
 from leyden.trainer.restarts import Restarts
 from leyden.trainer.run_config import algorithm_config, run_config
 from leyden.trainer.run_store import RunStore
@@ -46,7 +47,7 @@ from leyden.training.live_view import RolloutTally
 from leyden.training.rng import capture_rng, restore_rng
 from leyden.training.runs import RunSummary
 from leyden.training.runs.display import closing_summary, first_line, show
-from leyden.training.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
+from leyden.training.runs.folder import MANIFEST, RUNS, Manifest, remove_if_nothing_started, store_path
 from leyden.training.runs.opening import NEVER_STARTED, begin_run, new_manifest
 from leyden.training.runs.recorder import RunRecorder
 from leyden.training.runs.recording import FolderRecorder
@@ -62,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 _RELEASE_SECONDS = 5.0
 """Seconds that a stopped run waits for its store to release its claims."""
+_OWN_CALL_SECONDS = 60.0
+"""The longest time that a run which ends early waits for its algorithm's own model calls."""
 _CHECK_SECONDS = 1.0
 """Seconds between two checks for rollouts of an algorithm that continues without runners."""
 
@@ -80,6 +83,8 @@ class FitConfig:
     monitor: Monitor | None
     retention: Retention | None
     max_algorithm_restarts: int
+    prices: Prices | None
+    max_cost: float | None
     run_store: RunStore
     run_dir: Path | None
     name: str | None
@@ -163,6 +168,8 @@ class Fit:
                     nothing_started = False
                     if self._shows_progress:
                         show(first_line(self._run, self._manifest.record.config))
+                        if (expected := self._expected_cost()) is not None:
+                            show(expected)
                     self._run = replace(self._run, recorder=recorder)
                     summary = await self._work(algorithm)
                 except asyncio.CancelledError:
@@ -196,6 +203,19 @@ class Fit:
                 write_at_end(self.directory)
         self._report(summary)
         return summary
+
+    def _expected_cost(self) -> str | None:
+        """Return the estimate of a new run whose prices are known; None for any other run."""
+        algorithm, models = self._given.algorithm, priced_models(self._config.llm_proxy, self._config.prices)
+        if algorithm is None or self._run.resume or (self._config.prices is None and not any(m.price for m in models)):
+            return None
+        given, root = self._given, RUNS if self.directory is None else self.directory.parent
+        sizes = [0 if data is None else len(data) for data in (given.train_dataset, given.val_dataset)]
+        return estimate(algorithm, given.agent, *sizes, models=models, currency=self._currency, root=root)
+
+    @property
+    def _currency(self) -> str:
+        return str(self._manifest.record.config.get("currency", ""))
 
     def _recorder(self) -> RunRecorder:
         """Return the recorder of this run. It adds a progress bar unless a callback is one. All bars show the rollouts
@@ -307,6 +327,8 @@ class Fit:
                 result=self._result,
                 seconds=time.monotonic() - started,
                 run_id=run.run_id,
+                spending=await store.sum_spending(run.run_id),
+                currency=self._currency,
             )
 
     async def _run_both(self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle) -> None:
@@ -328,7 +350,9 @@ class Fit:
             """Run the algorithm once. Raise RunsAgain if it failed and may be started again."""
             try:
                 n_left = await self._run_algorithm(algorithm, store, proxy, ready, event)
-                if n_left and self._stopped is None:
+                if not n_left:
+                    self._stopped = None  # the algorithm was done before its cost was known to have reached the limit
+                elif self._stopped is None:
                     self._stopped = self._deserted_message(n_left)
             except Exception as error:
                 event.set()  # before `ready` is set below, so that waiting runners see it and do not begin
@@ -399,10 +423,32 @@ class Fit:
             finally:
                 current_run_id.reset(token)
 
-        if not isinstance(event, StopSignal) or store.capabilities["zero_copy"]:  # others may run what is left
-            await work()
-            return 0
-        return await _until_done_or_deserted(work(), event, store)
+        alone = None if store.capabilities["zero_copy"] or not isinstance(event, StopSignal) else event
+        # Without a runner of this run, others may run what is left.
+        working = _return_zero(work()) if alone is None else _until_done_or_deserted(work(), alone, store, run.run_id)
+        if self._config.max_cost is None:
+            return await working
+        over = self._until_too_dear(self._config.max_cost, event, store, proxy, is_alone=alone is not None)
+        async with first_done(working, over) as (ended, stopped):
+            return stopped.result() if stopped.done() else ended.result()
+
+    async def _until_too_dear(
+        self, max_cost: float, event: Latch, store: LightningStore, proxy: LLMProxy | None, *, is_alone: bool
+    ) -> int:
+        """Wait until the run's calls have reached `max_cost`. Then let the runners finish what they have begun, and
+        nothing else; return 1 when they have.
+
+        is_alone: the end of the runners ends the algorithm, so do not return.
+        """
+        self._stopped = await limit_reached(store, self._run.run_id, max_cost, proxy, self._currency)
+        notice(logger, "%s; the rollouts under way are finished", self._stopped)
+        event.set()
+        if is_alone:
+            await asyncio.Event().wait()
+        if isinstance(event, StopSignal):
+            await event.ended.wait_async()
+        await _own_calls_ended(store, self._run.run_id)
+        return 1
 
     def _deserted_message(self, n_left: int) -> str:
         """Return why the run ended although `n_left` rollouts are left, and how to continue."""
@@ -441,6 +487,8 @@ class Fit:
                     "the gateway listens on %s, where agents on other machines do not reach it: give LLMProxy a host= and a token=",
                     proxy.host,
                 )
+        if self._config.prices is not None:
+            proxy.set_prices(self._config.prices)
         if proxy.get_store() is not self._store:
             proxy.set_store(self._store)
         if not proxy.is_running():
@@ -527,6 +575,9 @@ def _begin(config: FitConfig, given: FitInput, resume: bool) -> tuple[Run, Light
         max_rollouts=getattr(config.runner, "max_rollouts", None),
         trainer_options=config.not_default,
     )
+    prices = config.prices or (config.llm_proxy.prices if config.llm_proxy is not None else None)
+    if prices is not None and prices.currency:
+        recorded["currency"] = prices.currency
     kind = "fit" if given.algorithm is None else given.algorithm.run_kind
     if remote is not None or (stores.is_given and config.run_dir is None):
         store = stores.build() if remote is None else remote
@@ -570,8 +621,19 @@ async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool
         return False
 
 
+async def _return_zero(work: Coroutine[Any, Any, None]) -> int:
+    await work
+    return 0
+
+
+async def _own_calls_ended(store: LightningStore, run_id: str) -> None:
+    """Wait until the model calls that the algorithm makes itself, and that are under way now, have ended."""
+    calls = await store.query_rollouts(group_id=algorithm_group(run_id), status_in=["preparing", "running"])
+    await store.wait_for_rollouts(rollout_ids=[each.rollout_id for each in calls], timeout=_OWN_CALL_SECONDS)
+
+
 async def _until_done_or_deserted(
-    algorithm: Coroutine[Any, Any, None], event: StopSignal, store: LightningStore
+    algorithm: Coroutine[Any, Any, None], event: StopSignal, store: LightningStore, run_id: str
 ) -> int:
     """Run the algorithm, and return 0 when it is done. Raise its error.
 
@@ -579,6 +641,8 @@ async def _until_done_or_deserted(
     wait for ever. So cancel it, and return how many are left.
     """
     async with first_done(algorithm, event.deserted.wait_async()) as (work, _):
+        if not work.done():
+            await _own_calls_ended(store, run_id)
         while not work.done():
             counts = (await store.statistics())["rollouts_by_status"]
             if left := sum(count for status, count in counts.items() if status not in ROLLOUT_FINISHED):

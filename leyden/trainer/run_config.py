@@ -27,6 +27,10 @@ def code_of(trainer: Any, agent: LitAgent[Any]) -> dict[str, Any]:
     return describe_code(agent, trainer.algorithm, trainer.adapter, trainer.runner, trainer.hooks, trainer.callbacks)
 
 
+def agent_name(agent: LitAgent[Any]) -> str:
+    return import_path(agent.function if isinstance(agent, FunctionalLitAgent) else agent)
+
+
 def run_config(
     algorithm: Algorithm | None,
     *,
@@ -54,7 +58,7 @@ def run_config(
     return {
         **described,
         "agent": {
-            "name": import_path(function or agent),
+            "name": agent_name(agent),
             "options": describe(_values_of(function)) if function else {},
         },
         "code": code,

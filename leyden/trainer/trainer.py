@@ -22,7 +22,7 @@ from leyden.algorithm.served_tasks import ServedTasks
 from leyden.errors import ConfigError, InvalidArgument, RunInterrupted
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.runner import Hook, LitAgentRunner, Runner
-from leyden.gateway import LLMProxy
+from leyden.gateway import LLMProxy, Prices
 from leyden.legacy import AgentLightningClient
 from leyden.legacy.trainer_legacy import TrainerLegacy, is_url, renamed
 from leyden.monitor import Monitor
@@ -36,6 +36,7 @@ from leyden.trainer.component_registry import (
     RunnerRegistry,
     TracerRegistry,
 )
+from leyden.trainer.cost import check_max_cost, estimate, priced_models
 from leyden.trainer.fit import Fit, FitConfig, FitInput, how_to_resume
 from leyden.trainer.fit_checks import (
     as_tuple,
@@ -54,6 +55,7 @@ from leyden.trainer.run_config import code_of
 from leyden.trainer.run_store import RunStore
 from leyden.training import Callback, LogWriter
 from leyden.training.runs import RunSummary
+from leyden.training.runs.folder import RUNS
 from leyden.training.runs.run_description import changed_options
 from leyden.types import NamedResources, Retention
 
@@ -98,6 +100,11 @@ class Trainer(KeepsArguments, TrainerLegacy):
         (`Algorithm.resumable`): an IterativeAlgorithm, a Baseline or an `@algo` function that takes `run`. If no
         restart is left, the last error is raised; the log has the earlier ones.
     run_dir: the run's directory. Default: a new one under `.leyden/`.
+    prices: what the models charge for tokens: a file such as `prices.yaml`, its content, or `leyden.gateway.Prices`.
+        Each call is recorded with its cost, and the run sums them (`RunSummary.spending`).
+    max_cost: end the run when its model calls have cost this much, in the unit of the prices. The rollouts under way
+        are finished. A resumed run goes on counting. Every model needs a price, and a call whose cost is unknown ends
+        the run too. Default: no limit.
     retention: limits the finished rollouts that the store keeps. Rollouts that a resumed run would read again are kept
         in any case. Default: all are kept.
     callbacks: called by the algorithm's loop; the algorithm must be an IterativeAlgorithm.
@@ -129,6 +136,8 @@ class Trainer(KeepsArguments, TrainerLegacy):
         daemon: bool | None = None,
         llm_proxy: LLMProxy | Spec | None = None,
         hooks: Hook | Sequence[Hook] | None = None,
+        prices: Prices | str | Path | Mapping[str, Any] | None = None,
+        max_cost: float | None = None,
         run_dir: str | Path | None = None,
         retention: Retention | None = None,
         monitor: Monitor | Spec | bool = False,
@@ -182,6 +191,9 @@ class Trainer(KeepsArguments, TrainerLegacy):
         require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._run_store = RunStore(store)
         self.llm_proxy = _optional(llm_proxy, LLMProxy, "llm_proxy")
+        self.prices = None if prices is None else Prices.of(prices)
+        check_number("max_cost", max_cost, above=0, or_none="no limit")
+        self.max_cost = max_cost
         self.hooks: tuple[Hook, ...] = () if hooks is None else as_tuple(hooks)
         check_several("hooks", self.hooks, Hook, wanted="instances of leyden.Hook")
         self.initial_resources = checked_resources(initial_resources)
@@ -287,6 +299,32 @@ class Trainer(KeepsArguments, TrainerLegacy):
         """Raise the ConfigError that `fit` would raise for these arguments before a run starts. Nothing is started."""
         self._checked(agent, train_dataset, val_dataset, dev=self._dev)
 
+    def estimate(
+        self,
+        agent: LitAgent[Any],
+        train_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | None = None,
+        *,
+        runs: Path | None = None,
+    ) -> str:
+        """Return in words how many rollouts `fit` would run and what they would take, by an earlier run of the agent;
+        or why that is not known.
+
+        runs: the folder with the earlier runs. Default: that of the run's own folder.
+        """
+        algorithm = self._checked(agent, train_dataset, val_dataset, dev=self._dev).algorithm
+        if algorithm is None:
+            return "no estimate: other programs decide how many rollouts they enqueue"
+        proxy, prices = self.llm_proxy, self.prices
+        return estimate(
+            algorithm,
+            agent,
+            *(0 if data is None else len(data) for data in (train_dataset, val_dataset)),
+            models=priced_models(proxy, prices),
+            currency=(prices or (Prices() if proxy is None else proxy.prices)).currency,
+            root=runs or (RUNS if self.run_dir is None else self.run_dir.parent),
+        )
+
     def _fit_served(self, client: AgentLightningClient, agent: LitAgent[Any]) -> RunSummary:
         limit = None if self.max_rollouts is None else self.max_rollouts * self.n_runners
         tasks = ServedTasks(client, self.adapter, in_flight=self.n_runners, max_tasks=limit)
@@ -375,6 +413,12 @@ class Trainer(KeepsArguments, TrainerLegacy):
                 f"callbacks={[type(callback).__name__ for callback in self.callbacks]}, but {given} that would call them; give an "
                 "IterativeAlgorithm (PolicyGradient is one), or leave callbacks out: loggers= gets the metrics of any algorithm"
             )
+        if self.max_cost is not None and dev:
+            raise ConfigError(
+                f"max_cost={self.max_cost:g}, but dev() keeps no run whose costs it could sum; leave it out"
+            )
+        if self.max_cost is not None and self.strategy.runs_algorithm:
+            check_max_cost(self.max_cost, algorithm, self.llm_proxy, self.prices)
         if algorithm is not None:
             algorithm.set_initial_resources(self.initial_resources)
             planned = algorithm.planned_resources()

@@ -65,6 +65,8 @@ class RolloutTally:
         self.rewards = 0.0
         """The sum of the rewards of `rewarded` rollouts."""
         self.cost: float | None = None
+        self.unpriced_calls = 0
+        """Calls whose cost is unknown, so that `cost` is a part of the whole."""
         self._reasons: Counter[str] = Counter()
         """The failures with each reason, without the numbers and ids in which equal ones differ."""
         self._newest: dict[str, str] = {}
@@ -85,6 +87,7 @@ class RolloutTally:
             self.rewards += reward
         if not cached and (attempt := getattr(rollout, "attempt", None)) is not None:
             self.tokens += attempt.prompt_tokens + attempt.response_tokens
+            self.unpriced_calls += attempt.unpriced_calls
             if attempt.cost is not None:
                 self.cost = (self.cost or 0.0) + attempt.cost
         if reward is None and rollout.status == "failed":
@@ -343,7 +346,7 @@ class RunView:
             parts.append((0, f"{tally.done:,} done"))
         cost = tally.cost if report is None else report.counts.get("cost", tally.cost)
         if cost is not None:
-            parts.append((1, f"cost {figure(float(cost), 4)}"))
+            parts.append((1, f"cost {'at least ' if tally.unpriced_calls else ''}{figure(float(cost), 4)}"))
         return flowed([*parts, (2, self._memory_text())], width, n_lines)
 
     def _memory_text(self) -> str:

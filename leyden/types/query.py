@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeVar, overload
 
 from pydantic import BaseModel, Field
 
+from leyden._lib.formatting import figure
 from leyden.types.span import Span
 
 T = TypeVar("T")
@@ -122,6 +123,15 @@ class Spending(BaseModel):
     """The sum of the known costs; None if no call has one."""
     unpriced_calls: int
     """Answered calls whose cost is not known. With some, `cost` is a part of what the run cost."""
+
+    def in_words(self, currency: str = "") -> str | None:
+        """Return the cost for people, and whether it is a part of the whole: `at least 0.02 USD (3 calls have no known
+        cost)`; None if no call has a known cost.
+        """
+        if self.cost is None:
+            return None
+        known, n = f"{figure(self.cost)} {currency}".rstrip(), self.unpriced_calls
+        return f"at least {known} ({n:,} call{'s have' if n > 1 else ' has'} no known cost)" if n else known
 
 
 class RolloutSummary(BaseModel):

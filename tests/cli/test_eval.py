@@ -72,12 +72,29 @@ async def test_an_agent_is_measured_on_a_hosted_model_and_its_rollouts_are_kept(
     assert data["reward_with_failures_as_zero"]["mean"] == pytest.approx(1 / 3)
     assert data["failures"][0]["reason"] == "ValueError: no question"
     assert data["cost"] == pytest.approx(data["prompt_tokens"] / 1000)
+    assert data["unpriced_calls"] == 0
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0, None, None]
     (run,) = json.loads((await asyncio.to_thread(said, "runs", "--json"))[1])
     assert (run["kind"], run["state"], run["reward"]["last"]) == ("eval", "succeeded", 0.5)
     shown = (await asyncio.to_thread(said, "show", "latest", data["failures"][0]["example"]))[1]
     assert "ValueError: no question" in shown
+
+
+async def test_a_file_of_prices_prices_the_models_that_it_names(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("{currency: EUR, models: {fak*: {prompt: 0, answer: 1000}}}")
+    (tmp_path / "none.yaml").write_text("models: {other: {prompt: 1, answer: 1}}")
+    async with FakeUpstream(reply=answers) as upstream:
+        arguments = ["eval", "agent_to_measure:agent", "--tasks", "tasks.json", "--model", f"fake={upstream.endpoint}"]
+        code, out, err = await asyncio.to_thread(said, *arguments, "--price", "prices.yaml")
+        cost = sum(len(call.response_ids) for call in upstream.calls) / 1000
+        unknown = await asyncio.to_thread(said, *arguments, "--price", "none.yaml", "--json")
+    assert code == 0, err
+    assert f"; cost {cost:.4g} EUR" in out
+    assert {name: json.loads(unknown[1])[name] for name in ("cost", "unpriced_calls")} == {
+        "cost": None,
+        "unpriced_calls": 2,
+    }
 
 
 def test_an_agent_that_always_fails_is_reported_with_one(said: Said, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -156,11 +156,11 @@ async def test_each_call_is_recorded_with_its_cost_and_cached_tokens_are_cheaper
             )
             await ask(caller)
             await ask(caller, stream=True, stream_options={"include_usage": True})
-        costs = [span.attributes[semconv.COST] for span in await caller.spans()]
+        costs = [cast(float, span.attributes[semconv.COST]) for span in await caller.spans()]
         plain = (2 * usage.prompt_tokens + 10 * usage.completion_tokens) / 1e6
         assert costs[:2] == pytest.approx([plain, (2 * 10 + 0.5 * 90 + 10 * 7) / 1e6])
         attempt = await attempt_of(caller, store)
-        assert (attempt.cost, attempt.unpriced_calls) == (pytest.approx(sum(map(float, costs))), 0)
+        assert (attempt.cost, attempt.unpriced_calls) == (pytest.approx(sum(costs)), 0)
 
 
 async def test_a_models_own_price_takes_precedence(
@@ -263,7 +263,7 @@ async def test_a_call_that_was_given_up_may_be_billed_so_its_cost_is_unknown(
                     call.cancel()
                 with contextlib.suppress(openai.APIError, asyncio.CancelledError):
                     await call
-        await until(lambda: proxy._running is not None and not proxy._running.app._calls)
+        await until(caller.spans)
         attempt = await attempt_of(caller, store)
         assert (attempt.cost, attempt.unpriced_calls) == (None, 1)
 

@@ -93,6 +93,8 @@ class GEPA(PromptOptimiser):
     seed: seed of the choice of tasks and parents, and of the order of validation tasks.
     """
 
+    holds_runners = True  # until the address of this process's gateway is in the store, which queued rollouts need
+
     resumable = True
 
     steps_option = "max_steps"

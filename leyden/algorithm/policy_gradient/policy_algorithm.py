@@ -283,6 +283,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
             self.backend.host(None)
         proxy.run_by(self.backend.stop)
 
+    def planned_rollouts(self, n_train: int, n_val: int) -> int | None:
+        return self.planned_validations(n_val) * n_val
+
     async def validate(self, iteration: int) -> Metrics:
         """Run the validation set once with the current policy, and return metrics of its rollouts."""
         if self._val is None:

@@ -264,6 +264,13 @@ class PolicyGradient(PolicyAlgorithm):
                 "a new run"
             )
 
+    def planned_rollouts(self, n_train: int, n_val: int) -> int | None:
+        if self.advantages.forks_per_call:  # as many as the rollouts have calls
+            return None
+        of_group = self.rollouts_per_task + self.advantages.uses_baseline
+        validation = super().planned_rollouts(n_train, n_val) or 0
+        return self.max_iters * self.max_groups_per_step * of_group + validation
+
     async def teardown(self) -> None:
         """Stop waiting for rollouts, and stop the policy, the reference and the critic."""
         async with contextlib.AsyncExitStack() as stack:  # an error of one does not keep the others running

@@ -94,6 +94,9 @@ class PromptOptimiser(Algorithm):
         self._best: Candidate | None = None
         self._is_in_range = True
 
+    def planned_rollouts(self, n_train: int, n_val: int) -> int | None:
+        return None if self.budget is None else self.budget.rollouts
+
     # ---- the beginning ---------------------------------------------------------------------------
 
     async def open_services(

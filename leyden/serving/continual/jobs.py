@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,8 +63,8 @@ class _TrainerJob:
         store = None if self._trainer is None else self._trainer.store
         if store is not None:
             with contextlib.suppress(StoreError):
-                summary = (await store.summarise_rollouts(measures=["cost"])).measures.get("cost")
-                self._cost = 0.0 if summary is None else summary.count * summary.mean
+                spent = [await store.sum_spending(run.run_id) for run in await store.query_runs()]
+                self._cost = math.fsum(each.cost or 0.0 for each in spent)
         return self._cost
 
     async def _fit(self, algorithm: Any, resources: NamedResources, train: Any, validation: Any = None) -> RunSummary:
@@ -161,6 +162,7 @@ class _Measure(Algorithm):
     """
 
     run_kind = "eval"
+    holds_runners = True  # until the address of this process's gateway is in the store, which queued rollouts need
     resumable = True
 
     def __init__(self, production: NamedResources, candidate: NamedResources, replicas: int) -> None:

@@ -94,13 +94,13 @@ def _rewards(reward: RewardMetrics | None) -> dict[str, Any] | None:
 
 
 async def _totals(run: RecordedRun, store: LightningStore) -> dict[str, Any]:
-    """Return how many rollouts the store still has of a run, their tokens and their cost."""
+    """Return how many rollouts the store still has of a run, and the tokens and the cost of all its attempts."""
     run_id = None if has_the_store_for_itself(run) else run.record.run_id
-    found = await store.summarise_rollouts(run_id=run_id, measures=("tokens", "cost"))
-    sums = {name: each.count * each.mean for name, each in found.measures.items()}
-    tokens = round(sums.get("tokens", 0))
+    found = await store.summarise_rollouts(run_id=run_id, measures=())
+    spent = await store.sum_spending(run.record.run_id)
     rollouts = {"rollouts": found.finished, "failed": found.by_status.get("failed", 0)}
-    return {**rollouts, "tokens": tokens or None, "cost": sums.get("cost")}
+    tokens = spent.prompt_tokens + spent.response_tokens
+    return {**rollouts, "tokens": tokens or None, "cost": spent.cost, "unpriced_calls": spent.unpriced_calls}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -134,6 +134,8 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
             lines.append(f"  {sparkline(summary.reward.values, min(_CURVE_COLUMNS, width - 2))}")
     if validation := _validation(summary):
         lines.append(f"validation: {validation}")
+    if (cost := _cost(summary)) is not None:
+        lines += textwrap.wrap(f"cost: {cost}", max(20, width), subsequent_indent="  ")
     if summary.result is not None:
         lines.append(shortened(f"result: {one_line(text_of(repr, summary.result))}", max(20, width)))
     if summary.stopped is not None:
@@ -162,6 +164,8 @@ def summary_html(summary: RunSummary) -> str:
         rows.append(("reward", _reward(summary.reward)))
     if validation := _validation(summary):
         rows.append(("validation", validation))
+    if (cost := _cost(summary)) is not None:
+        rows.append(("cost", cost))
     if summary.result is not None:
         rows.append(("result", shortened(one_line(text_of(repr, summary.result)), 200)))
     if summary.stopped is not None:
@@ -231,6 +235,10 @@ def _validation(summary: RunSummary) -> str:
     if reward.best not in (reward.first, reward.last):
         return _reward(reward)
     return figure(reward.last) if len(reward.values) < 2 else f"{figure(reward.first)} -> {figure(reward.last)}"
+
+
+def _cost(summary: RunSummary) -> str | None:
+    return None if summary.spending is None else summary.spending.in_words(summary.currency)
 
 
 def _paths(directory: Path) -> dict[str, str]:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _SHOWN_CHARACTERS = 80
 _MAY_DIFFER = (
     *("strategy", "strategy_options", "adapter", "tracer", "n_runners", "concurrency", "max_rollouts"),
-    *("versions", "git", "argv", "program", "command", "cwd", "store", "start", NOT_DEFAULT),
+    *("versions", "git", "argv", "program", "command", "cwd", "store", "start", "spending", NOT_DEFAULT),
 )
 """Parts of the configuration that may differ from one process of a run to the next without a warning."""
 NEVER_STARTED = "never_started"

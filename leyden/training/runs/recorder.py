@@ -81,6 +81,8 @@ class RunRecorder:
         self._checked_at = 0.0
         self._checking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_prices = True
+        """Whether calls of this run may have a price."""
 
     # ---- the run's beginning and end -------------------------------------------------------------
 
@@ -120,6 +122,7 @@ class RunRecorder:
         with contextlib.suppress(LeydenError, TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await self._record_failures()
+                await self._record_spending()
         note_end(self.manifest, status, cause)
         if self._folder is not None:
             self._folder.close(status, cause)
@@ -128,6 +131,12 @@ class RunRecorder:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 await self._mirror.end(self.manifest.record)
+
+    async def _record_spending(self) -> None:
+        """Write what the run has spent to its configuration, for readers of its folder."""
+        spent = await self._store.sum_spending(self.manifest.record.run_id)
+        if spent.attempts:
+            self.manifest.record.config["spending"] = spent.model_dump()
 
     def note(self, text: str) -> None:
         if self._folder is not None:
@@ -160,7 +169,25 @@ class RunRecorder:
     def progress(self, done: int, total: int, **counts: float) -> None:
         (self._own_loop or self._reporting_loop()).progress(done, total, **counts)
 
+    async def costs(self) -> dict[str, float]:
+        """Return metrics of what the model calls of the whole run cost so far (`total_cost`), and since the last row
+        with that metric (`cost`); none without prices. With `unpriced_calls`, both are a part of the whole.
+        """
+        if not self._has_prices:
+            return {}
+        with self._mirror.reporting_errors():
+            spent = await self._store.sum_spending(self.manifest.record.run_id)
+            if spent.cost is not None:
+                known = (row.metrics["total_cost"] for row in reversed(self.rows) if "total_cost" in row.metrics)
+                before = next((float(value) for value in known), 0.0)
+                unpriced = {"unpriced_calls": spent.unpriced_calls} if spent.unpriced_calls else {}
+                return {"cost": max(0.0, spent.cost - before), "total_cost": spent.cost, **unpriced}
+            self._has_prices = not spent.unpriced_calls  # else the calls of no later step have a price either
+        return {}
+
     async def step_ended(self, n_finished: int, goes_on: Callable[[], bool]) -> None:
+        if self._reported is not None and (costs := await self.costs()):
+            self._reported.add(costs)
         if self._steering is not None and (work := self._steering.boundary(n_finished, goes_on)) is not None:
             await work
 
@@ -407,3 +434,7 @@ class _LoopObserver(Callback):
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         self._recorder.follow(loop)
+
+    async def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
+        for name, value in (await self._recorder.costs()).items():
+            loop.log(name, value)

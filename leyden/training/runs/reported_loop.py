@@ -87,6 +87,11 @@ class ReportedLoop(TrainLoop):
             else:  # a validation before its iteration's training stage, which may come next, or never
                 self._ends_later = True
 
+    def add(self, metrics: Metrics) -> None:
+        """Add metrics to those of the stage that was reported last, without calling the hooks again."""
+        with self._reporting:
+            self._write_own(clean_metrics(metrics, source="Run"), self.current_stage)
+
     def end(self, error: BaseException | None = None) -> None:
         """End the current iteration, call the callbacks' last hook and close the writers.
 

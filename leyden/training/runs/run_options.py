@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from leyden._lib.formatting import one_line
+from leyden._lib.json import is_object
 from leyden._lib.options import nearest
 from leyden.errors import ConfigError
 from leyden.training.runs.opening import EARLIER_CODE
 from leyden.training.runs.recorded_runs import RecordedRun
 from leyden.training.runs.run_description import NOT_DEFAULT
+from leyden.types import Spending
 from leyden.types.run_record import RunRecord
 
 DEFAULT: Final = "(default)"
@@ -122,13 +124,33 @@ def labels_of(runs: Sequence[RecordedRun]) -> list[str]:
     ]
 
 
+def spending_of(run: RecordedRun) -> Spending | None:
+    """Return what a run has spent, as its folder says: at its end, or after its last step; None if it does not."""
+    if is_object(recorded := run.record.config.get("spending")):
+        return Spending.model_validate(recorded)
+    for row in reversed(run.metrics()):
+        if isinstance(cost := row.metrics.get("total_cost"), int | float):
+            unpriced = int(row.metrics.get("unpriced_calls", 0))
+            return Spending(attempts=0, prompt_tokens=0, response_tokens=0, cost=cost, unpriced_calls=unpriced)
+    return None
+
+
+def cost_of(run: RecordedRun) -> str | None:
+    """Return the cost of a run for people, with its currency; None if it is not known."""
+    spent = spending_of(run)
+    return None if spent is None else spent.in_words(str(run.record.config.get("currency", "")))
+
+
 def column_of(runs: Sequence[RecordedRun], name: str) -> list[Any]:
     """Return one value for each run of an option or a metric.
 
     name: the end of an option's dotted path, such as `learning_rate`, or a metric, such as `loss` or `val/reward`: its
         value in the last row that has it.
+    `cost` is that of the whole run, with its currency.
     Raise ConfigError if no run has it, and if it fits several options.
     """
+    if name == "cost":
+        return [cost or UNKNOWN for cost in map(cost_of, runs)]
     given = list[dict[str, Any]]()
     for record in (run.record for run in runs):
         all_options = _mapping(_mapping(record.config.get("algorithm")).get("options"))  # with those left at a default

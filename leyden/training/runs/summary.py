@@ -13,7 +13,7 @@ from leyden.training.runs.display import closing_summary, summary_html
 from leyden.training.runs.recorded_runs import failure_of
 from leyden.training.runs.rollouts import group_failures
 from leyden.training.runs.run_metrics import RewardMetrics
-from leyden.types import RolloutStatus
+from leyden.types import RolloutStatus, Spending
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class RunSummary:
     """How often the algorithm asked a reflection model; these calls are not among the rollouts."""
     seconds: float = 0.0
     """The seconds that this `fit` took."""
+    spending: Spending | None = None
+    """The tokens and the cost of the model calls of the whole run, in all its processes."""
+    currency: str = ""
+    """The unit of the prices; empty if they name none."""
     run_id: str = ""
     """The run's id; empty if no run was recorded."""
 
