@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -341,7 +341,7 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
         values_N=outputs.values_N,
     )
     terms = kind.function(batch, loss)
-    _check_terms(terms, kind.name, len(targets.weights_N))
+    _check_terms(terms, kind.name, len(targets.weights_N), needs_gradient=batch.logprobs_N.requires_grad)
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         sums = {"entropy": outputs.entropies_N.sum(), **terms.sums}
@@ -354,10 +354,18 @@ def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, lo
     )
 
 
-def _check_terms(terms: LossTerms, loss: str, n: int) -> None:
+def _check_terms(terms: LossTerms, loss: str, n: int, *, needs_gradient: bool) -> None:
     """Raise ConfigError, which names the loss and the tensor, for a tensor of the wrong shape. A number in place of N
     objectives would be broadcast, and counted N times.
     """
+    if not isinstance(cast(object, terms), LossTerms):
+        raise ConfigError(
+            f"the loss {loss!r} returned a {type(terms).__name__}; return LossTerms, as policy_terms(...) does"
+        )
+    if isinstance(cast(object, terms.objective_N), Tensor) and needs_gradient and not terms.objective_N.requires_grad:
+        raise ConfigError(
+            f"the loss {loss!r} returned objective_N without a gradient; compute it from batch.logprobs_N"
+        )
     wanted = {"objective_N": (terms.objective_N, (n,))}
     for kind, metrics in (("sums", terms.sums), ("maxima", terms.maxima)):
         wanted |= {f"{kind}[{name!r}]": (value, ()) for name, value in metrics.items()}

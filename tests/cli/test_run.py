@@ -110,7 +110,7 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(said: Said, tmp_path: 
     assert code == 0, err
     assert "s3cret" not in out + err and json.loads(out)["trainer"]["initial_resources"]["llm"]["api_key"] == "***"
     assert "Baseline, val 4 tasks: nothing was started" in err
-    assert "no estimate: 4 rollouts at most, and no run of agent_to_run:agent in" in err
+    assert "no estimate: 4 rollouts at most, and no run of agent_to_run.agent in" in err
     assert not (tmp_path / ".leyden").exists()
 
 

@@ -269,6 +269,7 @@ def test_a_loss_of_the_script_itself_is_refused_for_another_process(
         ('terms, sums={"seen": 1.0}', r"sums\['seen'\] of shape float"),
         ("terms.mean()", r"objective_N of shape \(\); it must have the shape \(3,\)"),
         ("terms[:, None]", r"objective_N of shape \(3, 1\)"),
+        ("terms.detach()", "objective_N without a gradient"),
     ],
 )
 async def test_a_tensor_of_the_wrong_shape_is_named_with_its_loss(

@@ -6,8 +6,10 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from leyden.errors import ConfigError, InvalidArgument
 from leyden.objectives.advantages import (
     ESTIMATORS,
+    AdvantageEstimate,
     Advantages,
     DrGRPOAdvantages,
     GAEAdvantages,
@@ -28,6 +31,7 @@ from leyden.objectives.advantages import (
     find_estimator,
     make_advantages,
     register_estimator,
+    repeated,
 )
 
 GROUPED = [
@@ -277,3 +281,43 @@ def test_a_name_and_a_type_of_constants_are_registered_once() -> None:
         with pytest.raises(ConfigError, match=f"advantages '{name}' or its constants .* are registered already"):
             register_estimator(name, constants)(ESTIMATORS["grpo"].function)
     assert "grpo_again" not in ESTIMATORS
+
+
+@dataclass(frozen=True)
+class _Wrong(Advantages):
+    result: Any = None
+
+
+@register_estimator("wrong, for a test", _Wrong)
+def _wrong(rollouts: Sequence[RolloutRewards], constants: _Wrong) -> AdvantageEstimate:
+    return constants.result
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (None, "a NoneType; return an AdvantageEstimate"),
+        ([0.0, 0.0], "a list; return an AdvantageEstimate"),
+        (np.zeros(2), "a ndarray"),
+        (AdvantageEstimate([[0.0, 0.0]]), "advantages of 1 rollouts; there are 2"),
+        (AdvantageEstimate([[0.0, 0.0], [0.0, 0.0]]), "advantages of 2 calls for rollout 1; it has 1"),
+        (AdvantageEstimate([[0.0], [0.0]]), "advantages of 1 calls for rollout 0; it has 2"),
+        (AdvantageEstimate([[0.0, np.zeros(3)], [0.0]]), "rollout 0 of which one has 3 elements, not one number"),
+        (AdvantageEstimate([[0.0, 1.0], [float("nan")]]), "rollout 1 of which one is nan"),
+        (AdvantageEstimate([[0.0, 1.0], ["high"]]), "rollout 1 of which one is 'high'"),
+        (AdvantageEstimate([[0.0, 1.0], [0.0]], [[0.0], [0.0]]), "returns of 1 calls for rollout 0"),
+    ],
+)
+def test_what_an_estimator_returns_is_checked_and_named(result: Any, told: str) -> None:
+    rollouts = [RolloutRewards(0, 1.0, [0.5, 0.5]), RolloutRewards(0, 0.0, [0.0])]
+    with pytest.raises(ConfigError, match=f"the estimator 'wrong, for a test' returned .*{told}"):
+        _wrong(rollouts, _Wrong(result))
+    with pytest.raises(ConfigError, match="1 advantages for 2 rollouts"):
+        repeated([1.0], rollouts)
+
+
+def test_numbers_of_other_libraries_become_floats() -> None:
+    rollouts = [RolloutRewards(0, 1.0, [0.5, 0.5]), RolloutRewards(0, 0.0, [0.0])]
+    found = _wrong(rollouts, _Wrong(repeated(np.asarray([0.25, -1.0]), rollouts)))
+    assert found == AdvantageEstimate([[0.25, 0.25], [-1.0]])
+    assert type(found.advantages[0][0]) is float

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, cast
 
+from leyden._lib.numbers import finite_number
 from leyden.errors import ConfigError
 from leyden.objectives.registry import Registry
 
@@ -112,7 +113,17 @@ def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunc
         @functools.wraps(function)
         def checked(rollouts: Sequence[RolloutRewards], constants: A) -> AdvantageEstimate:
             _check(name, rollouts, constants)
-            return function(rollouts, constants)
+            estimate: object = function(rollouts, constants)
+            if not isinstance(estimate, AdvantageEstimate):
+                kind = type(estimate).__name__
+                raise ConfigError(
+                    f"the estimator {name!r} returned a {kind}; return an AdvantageEstimate, as repeated(...) does"
+                )
+            returns = estimate.returns
+            return AdvantageEstimate(
+                _per_call(f"the estimator {name!r} returned advantages", estimate.advantages, rollouts),
+                None if returns is None else _per_call(f"the estimator {name!r} returned returns", returns, rollouts),
+            )
 
         ESTIMATORS.add(RegisteredEstimator(name, checked, constants))
         return checked
@@ -141,10 +152,30 @@ def members(rollouts: Sequence[RolloutRewards]) -> dict[int, list[int]]:
 
 
 def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) -> AdvantageEstimate:
-    """Return an estimate in which each call of a rollout has the rollout's advantage."""
+    """Return an estimate in which each call of a rollout has the rollout's advantage.
+
+    Raise ConfigError unless there is one number for each rollout.
+    """
+    if len(advantages_R) != len(rollouts):
+        raise ConfigError(f"repeated() was given {len(advantages_R)} advantages for {len(rollouts)} rollouts")
     return AdvantageEstimate(
         [[advantage] * len(each.call_rewards) for advantage, each in zip(advantages_R, rollouts, strict=True)]
     )
+
+
+def _per_call(what: str, rows: Sequence[Sequence[Any]], rollouts: Sequence[RolloutRewards]) -> list[list[float]]:
+    """Return one finite number for each call of each rollout. Raise ConfigError, which names the place, for others."""
+    if len(rows) != len(rollouts):
+        raise ConfigError(f"{what} of {len(rows)} rollouts; there are {len(rollouts)}")
+    found: list[list[float]] = []
+    for place, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
+        if len(row) != (n := len(rollout.call_rewards)):
+            raise ConfigError(f"{what} of {len(row)} calls for rollout {place}; it has {n}")
+        try:
+            found.append([finite_number(number) for number in row])
+        except ValueError as error:
+            raise ConfigError(f"{what} for rollout {place} of which one {error}; each call has one number") from error
+    return found
 
 
 def _check(name: str, rollouts: Sequence[RolloutRewards], constants: Advantages) -> None:
