@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from leyden._lib.aio import Latch
 from leyden._lib.host.asgi import AsgiThread, ConnectionLimits
-from leyden._lib.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
+from leyden._lib.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard, mounted
 from leyden._lib.host.listening import check_token, is_loopback, listen, listen_unix, netloc, reachable, unix_url
 from leyden._lib.options import NamedOptions, check_number
 from leyden.errors import ConfigError, StoreError
@@ -57,6 +57,7 @@ class LightningStoreServer(NamedOptions):
         retention: Retention | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
+        mounts: Mapping[str, Any] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Make the server without starting it.
@@ -72,6 +73,8 @@ class LightningStoreServer(NamedOptions):
         retention: the rule by which the store prunes finished rollouts; None keeps all.
         claims_from: until this latch opens, the queue looks empty to clients; None: it is open.
         views: further handlers of GET by path, such as `monitor.prometheus.metrics`; they need the token.
+        mounts: ASGI applications by the path below which each gets all requests, such as `/dashboard`; they check
+            their clients themselves.
         connection_limits: how long a client may take; None: the defaults of `ConnectionLimits`.
         Raise ConfigError for an address that other machines reach, unless there is a token or `insecure`, and for an
         empty token.
@@ -95,6 +98,7 @@ class LightningStoreServer(NamedOptions):
         self._retention = retention
         self._claims_from = claims_from
         self._views = views
+        self._mounts = mounts or {}
         self._connection_limits = connection_limits
         self._end = End()
         self._lock = threading.Lock()
@@ -188,7 +192,7 @@ class LightningStoreServer(NamedOptions):
                 app.stop_waiting()
 
             thread = AsgiThread(
-                app,
+                mounted(app, self._mounts),
                 name="leyden-store-http",
                 grace_seconds=_GRACE_SECONDS,
                 on_stop=stop_waiting,

@@ -99,6 +99,19 @@ Handler = Callable[[bytes, RequestHeaders], Awaitable[HttpReply]]
 """Handles a POST, given the body (unpacked) and the headers of the request."""
 
 
+def mounted(app: Any, mounts: Mapping[str, Any]) -> Any:
+    """Return an ASGI application that passes the requests below each path to the application mounted there, and all
+    others to `app`.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        path = raw_path(scope)
+        at = next((each for each in mounts if path == each or path.startswith(f"{each}/")), None)
+        await (app if at is None else mounts[at])(scope, receive, send)
+
+    return serve if mounts else app
+
+
 async def send_reply(send: Send, body: bytes, *, status: int = 200, headers: HeaderFields = (JSON,)) -> None:
     """Send a whole reply with its length."""
     length = (b"content-length", str(len(body)).encode())
