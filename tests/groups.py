@@ -45,6 +45,11 @@ def an_nvidia_gpu() -> str | None:
     return None if shutil.which("nvidia-smi") else "this machine has no NVIDIA GPU (no nvidia-smi)"
 
 
+def a_browser() -> str | None:
+    found = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    return None if found else "this machine has no Chromium (apt-get install chromium)"
+
+
 @dataclass(frozen=True)
 class Group:
     name: str
@@ -110,6 +115,7 @@ GROUPS = [
     Group("llama_cpp", "llama-cpp", 12, covers=("leyden/engine/gguf.py", "leyden/engine/gguf_tokenizer.py")),
     Group("models", "dev", 20, covers=("leyden/engine/", "leyden/cli/models.py", "examples/real_model/")),
     Group("harness", "dev", 20, covers=("leyden/execution/harness/", "leyden/gateway/", "leyden/dialects/")),
+    Group("browser", "browser", 8, covers=("leyden/dashboard/", "leyden/report/"), missing=a_browser),
     Group("verl", "verl", 16, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
     Group("litellm", "litellm", 3, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),
     Group("frameworks", "frameworks", 11, covers=AGENTS),

@@ -22,6 +22,7 @@ from leyden import __version__
 from leyden._lib.extras import extension
 from leyden.cli.compare import compare
 from leyden.cli.control import extend, pause, resume, set_, stop
+from leyden.cli.dashboard import dashboard
 from leyden.cli.dataset import dataset
 from leyden.cli.demo.command import demo
 from leyden.cli.doctor import doctor
@@ -100,6 +101,7 @@ app.command(short_help="Name what is wrong with a run, and what to do.")(doctor)
 app.command(short_help="Write a page that explains a run, or compares several.")(report)
 app.command(short_help="Write a run's rollouts as a data set.")(dataset)
 app.command(short_help="Score recorded rollouts again with another judge.")(rescore)
+app.command(short_help="Show runs in a browser.")(dashboard)
 app.command(short_help="Give a run a note, tags or another name.")(note)
 app.command(short_help="End a run, and keep what it has finished.")(stop)
 app.command(short_help="Let a run wait after its step.")(pause)

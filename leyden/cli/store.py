@@ -58,6 +58,9 @@ def store(
     monitor: Annotated[
         bool, typer.Option("--monitor", help="Watch the workers and the store, and write alerts to the log.")
     ] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve pages of its runs at /dashboard/, too.")
+    ] = False,
 ) -> None:
     """Serve a store over HTTP, until Ctrl-C or SIGTERM.
 
@@ -91,11 +94,8 @@ def store(
     if socket is not None and (host, port) != ("127.0.0.1", DEFAULT_PORT):
         raise ConfigError("a server has a port or a socket: leave out --host and --port, or --socket")
     place = {"host": host, "port": port} if socket is None else {"socket_path": socket}
-    asyncio.run(
-        _serve(
-            url, durability, {**place, "token": token, "operator_token": operator_token}, insecure, retention, monitor
-        )
-    )
+    address = {**place, "token": token, "operator_token": operator_token, "insecure": insecure}
+    asyncio.run(_serve(url, durability, address, retention, monitor=monitor, dashboard=dashboard))
 
 
 def upgrade(
@@ -129,9 +129,11 @@ async def _open_once(path: Path) -> None:
 
 
 async def _serve(
-    url: str, durability: Any, address: dict[str, Any], insecure: bool, retention: Retention, monitor: bool
+    url: str, durability: Any, address: dict[str, Any], retention: Retention, *, monitor: bool, dashboard: bool
 ) -> None:
-    """Serve a store until SIGINT or SIGTERM, with the monitor's alerts if `monitor` is set."""
+    """Serve a store until SIGINT or SIGTERM, with the monitor's alerts if `monitor` is set, and with pages if
+    `dashboard` is.
+    """
     import asyncio
 
     from leyden.monitor import Monitor
@@ -142,9 +144,21 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with open_store(url, durability=durability) as opened:
-        server = LightningStoreServer(opened, **address, insecure=insecure, retention=retention, views=metrics(opened))
+        mounts: dict[str, Any] = {}
+        if dashboard:
+            if opened.url.startswith("memory:"):
+                raise ConfigError("--dashboard reads a file or a database, and this store is in memory; give --url")
+            from leyden._lib.host.http import SiteGuard
+            from leyden.dashboard import DashboardApp, Source
+
+            guard = SiteGuard(local_only=not address["token"] and not address["insecure"])
+            source = Source(opened.url, server=lambda: server.client())
+            mounts = {"/dashboard": DashboardApp(source, token=address["token"], guard=guard, prefix="/dashboard")}
+        server = LightningStoreServer(opened, **address, retention=retention, views=metrics(opened), mounts=mounts)
         async with server, Monitor().watch(opened) if monitor else nullcontext():
             who = "with the token" if address["token"] else "without a token"
             echo(f"serving {opened.url} at {server.endpoint}, {who}")
             echo(f"API reference: {server.endpoint}/openapi.json")
+            if dashboard:
+                echo(f"dashboard: {server.endpoint}/dashboard/")
             await ended.wait()

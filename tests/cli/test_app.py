@@ -23,6 +23,7 @@ COMMANDS = (
     "plot",
     "compare",
     "doctor",
+    "dashboard",
     "report",
     "dataset",
     "rescore",

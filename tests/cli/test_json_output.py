@@ -26,7 +26,7 @@ from leyden.types import LabelMove, PromptTemplate
 pytest.importorskip("openai")
 
 PAGE = Path(__file__).parents[2] / "docs" / "json-output.md"
-SERVERS = {"gateway", "serve", "store"}
+SERVERS = {"dashboard", "gateway", "serve", "store"}
 """Commands that run until Ctrl-C and print no data."""
 
 
