@@ -12,7 +12,13 @@ from tests.doctor.faults import Case
 from tests.doctor.healthy import HEALTHY
 
 
-@pytest.mark.parametrize("case", [*learning_faults.FAULTS, *machine_faults.FAULTS], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if case.slow else [], id=case.name)
+        for case in (*learning_faults.FAULTS, *machine_faults.FAULTS)
+    ],
+)
 def test_a_fault_is_named_first(case: Case, tmp_path: Path) -> None:
     diagnosis, _ = case.look(tmp_path / "run")
     assert list(diagnosis.findings)[:1] == [case.rule], diagnosis

@@ -5,7 +5,7 @@ from leyden.doctor.messages import Kind, rule_of_messages
 RULE = rule_of_messages(
     "resource-exhausted",
     Kind(
-        pattern=r"no space left|disk is full|disk quota exceeded|StoreFull|could not be written \(.*\)",
+        pattern=r"no space left|disk is full|disk quota exceeded|StoreFull",
         cause="the disk is full",
         remedy="Free space, or move the run to a larger disk, then resume it. Old runs can go.",
         command="leyden runs --prune",

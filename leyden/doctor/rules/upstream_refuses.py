@@ -4,12 +4,12 @@ from leyden.doctor.messages import Kind, rule_of_messages
 
 
 def _status(status: str) -> str:
-    """Return a pattern of the forms in which clients and the gateway report a status."""
-    return (
-        rf"error code: {status}|answered {status}|\bHTTP(?: Error)? {status}\b|status(?: code)?[:= ]+{status}\b"
-        rf"|\b{status} (?:client|server) error|error '{status}|ResponseError: {status}\b"
-    )
+    """Return a pattern of the forms in which clients of models and the gateway report a status."""
+    return rf"error code: {status}|answered {status}\b"
 
+
+_OTHERS = r"[45]\d\d"
+"""Statuses in the forms of general HTTP clients, which may be those of any server."""
 
 RULE = rule_of_messages(
     "upstream-refuses",
@@ -31,7 +31,8 @@ RULE = rule_of_messages(
         remedy="Raise LLMProxy(attempt_limits=...), or let the agent end earlier.",
     ),
     Kind(
-        pattern=rf"{_status('504')}|did not answer within|APITimeoutError|ReadTimeout|request timed out|did not count in time",
+        pattern=rf"{_status('504')}|did not answer within|APITimeoutError|request timed out|did not count in time"
+        r"|the attempt ended before the answer was whole",
         cause="the model's server answers too late",
         remedy="Run fewer rollouts at once, ask for fewer tokens, or raise timeout_seconds of LLMProxy and of the agent's "
         "client. The server's own log says whether it hangs.",
@@ -48,4 +49,11 @@ RULE = rule_of_messages(
         cause="the model's server does not know the address that was called",
         remedy="Correct the endpoint: the base URL of an OpenAI-compatible server ends in /v1.",
     ),
+    Kind(
+        pattern=rf"\bHTTP(?: Error)? {_OTHERS}\b|status(?: code)?[:= ]+{_OTHERS}\b|\b{_OTHERS} (?:client|server) error"
+        rf"|error '{_OTHERS}|ResponseError: {_OTHERS}\b|ReadTimeout",
+        cause="a server that the agent calls answers with errors",
+        remedy="Read the status: 401 and 403 are the key, 404 the address, 429 the rate, 5xx and time-outs the server itself.",
+    ),
+    explains=("stuck-agent",),
 )

@@ -6,7 +6,8 @@ RULE = rule_of_messages(
     "wrong-model-name",
     Kind(
         pattern=r"model_not_found|has no model '|(?:invalid|unknown|no such) model|the model \S+ does not|serves '.* and not '"
-        r"|model\b.{0,80}?(?:not found|does not exist|is not (?:a valid|available|found|supported))",
+        r"|(?:40[04]|NotFound|BadRequest).{0,120}?\bmodel\b.{0,80}?"
+        r"(?:not found|does not exist|is not (?:a valid|available|found|supported))",
         cause="the server has no model of the name that was asked for",
         remedy="Give the name that the server lists under /v1/models: model= of the LLM resource, or litellm_params.model "
         "in LLMProxy(model_list=...). An agent should send llm.model, and no name of its own.",
