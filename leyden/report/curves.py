@@ -113,7 +113,7 @@ def learned(rows: Sequence[MetricsRow], validations: Validations) -> Json:
     elif basis == "train":
         data["reason"] = "these are rewards of training, and there was no validation"
     elif before is None or after is None:
-        data["reason"] = "the store has not all rollouts of the first and the last validation"
+        data["reason"] = "not all rollouts of the first and the last validation are known"
     elif before.keys() != after.keys() or len(before) > 2 * _MAX_RESAMPLED:
         data["reason"] = "the first and the last validation ran other tasks, or too many"
     else:

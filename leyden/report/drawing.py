@@ -39,7 +39,7 @@ def curves(lines: Sequence[tuple[str, Json]], *, width: int, height: int, title:
         y = at(first, mark)[1]
         parts += [tag("line", class_="grid", x1=left, x2=width - right, y1=y, y2=y)]
         parts += [tag("text", figure(mark, 3), x=left - 8, y=y + 4, text_anchor="end")]
-    for mark in sorted({round(each) for each in ticks(first, last, max(2, min(8, width // 110)))}):
+    for mark in sorted({round(each) for each in ticks(first, last, max(4, min(8, width // 110)))}):
         parts += [tag("text", f"{mark:,}", x=at(mark, low)[0], y=height - 6, text_anchor="middle")]
     for colour, each in lines:
         raw, smooth = [at(*point) for point in each["train"]], [at(*point) for point in each["smooth"]]

@@ -42,6 +42,7 @@ _FIRST = [
 ]
 """Metrics that are shown before the others."""
 _MODES = {"train": "Training", "val": "Validation", "all": "All rollouts"}
+_BROKEN = ("failed", "crashed")
 _STATES = {"running": "◐", "succeeded": "●", "failed": "✕", "crashed": "✕", "stopped": "■"}
 
 
@@ -102,14 +103,13 @@ def page(data: Json) -> str:
 
 def _run(body: _Body, run: Json) -> None:
     body.add("head of a run", _opening(run))
-    nothing = [tag("p", "The doctor found nothing wrong.")] if run["head"]["state"] != "running" else []
-    body.section("What is wrong", map(_finding, run["findings"]) if run["findings"] else nothing, what="finding")
+    nothing = tag("p", f"The doctor found {'no cause' if run['head']['state'] in _BROKEN else 'nothing wrong'}.")
+    body.section("What is wrong", [*map(_finding, run["findings"])] or [nothing], what="finding")
     body.section("Learning", _curves(run["curves"]), what="curve")
     body.section("Rewards and failures", _outcomes(run))
     body.section("One task, rollout by rollout", _group(run["group"]), what="rollout")
     for name, title in (("failed", "Newest failures"), ("best", "Highest rewards"), ("worst", "Lowest rewards")):
-        rollouts = [_rollout(each, run["no_texts"]) for each in run["samples"].get(name, [])]
-        body.section(title, rollouts, what="rollout")
+        body.section(title, map(_rollout, run["samples"].get(name, [])), what="rollout")
     body.section("Prompts", map(_prompt, run["prompts"]), what="version of a prompt")
     asked = [
         tag("li", f"{_moment(each['time'])} by {each['by']}: {in_words(ControlLine(**each))}")
@@ -140,7 +140,7 @@ def _opening(run: Json) -> Html:
         facts.append(("Steps", f"{head['iterations']:,}", ""))
     if outcomes.get("finished"):
         facts.append(("Rollouts", f"{outcomes['finished']:,}", f"{outcomes['failed']:,} failed"))
-    if (tokens := outcomes.get("tokens")) is not None:
+    if (tokens := outcomes.get("tokens")) is not None and tokens["mean"]:
         in_all = figure(round(tokens["count"] * tokens["mean"]))
         facts.append(("Tokens", in_all, f"{figure(tokens['mean'], 3)} a rollout"))
     if (cost := outcomes.get("cost")) is not None:
@@ -194,7 +194,7 @@ def _finding(finding: Json) -> Html:
         "article",
         tag("h3", tag("span", severity), f"{cause[:1].upper()}{cause[1:]}."),
         tag("ul", [tag("li", each) for each in finding["evidence"]]),
-        tag("p", finding["remedy"]),
+        tag("p", [tag("code", part) if n % 2 else part for n, part in enumerate(finding["remedy"].split("`"))]),
         tag("pre", finding["command"]) if finding["command"] else None,
         class_=f"finding {severity}",
     )
@@ -218,7 +218,8 @@ def _curves(found: Sequence[Json]) -> Iterable[Html]:
             has_intervals = any(low is not None for _, _, low, _ in reward["val"])
             caption += [". ", tag("span", "validation", class_="key val c0")]
             caption += [" with its 95 % interval over tasks"] if has_intervals else []
-        yield _large([("c0", reward)], [*caption, "."])
+        if reward["points"] > 1:
+            yield _large([("c0", reward)], [*caption, "."])
     ranks = {name: rank for rank, name in enumerate(_FIRST)}
     cards = [_card(each) for each in sorted(found, key=lambda each: ranks.get(each["name"], len(ranks)))]
     if cards:
@@ -246,7 +247,7 @@ def _outcomes(run: Json) -> Iterable[Html]:
         drawn.append(tag("figure", caption, histogram(of, colour=colour, title=f"{mode} rewards"), class_="card"))
     yield tag("div", drawn, class_="cards") if drawn else Html()
     rows = [
-        [f"{each['count']:,}", each["reason_kind"], [each["reason"][:400], tag("br"), tag("code", each["example"])]]
+        [f"{each['count']:,}", each["reason_kind"], [each["reason"][:400], tag("div", tag("code", each["example"]))]]
         for each in run["failures"]["groups"]
     ]
     if rows:
@@ -273,51 +274,36 @@ def _group(group: Json | None) -> Iterable[Html]:
     if group["reason"] is None:
         lead += f"What the policy wrote has the colour of its advantage, as {group['estimator']} computed it."
         levels = [*(f"down{n}" for n in (4, 2)), *(f"up{n}" for n in (2, 4))]
-        keys = [tag("span", "− ", [tag("i", "  ", class_=f"t {each}") for each in levels], " + advantage")]
+        keys = [tag("span", "− ", [tag("i", "\u2003", class_=f"t {each}") for each in levels], " + advantage")]
     else:
         lead += f"Their advantages are not shown: {group['reason']}."
         keys = []
-    keys += [
-        tag("span", "p < 0.5", class_="rare"),
-        tag("span", "p < 0.1", class_="rarest"),
-        tag("span", "⋯ not sampled"),
-    ]
+    probabilities = {"p < 0.5": "rare", "p < 0.1": "rarest", "⋯ not sampled": None}
+    keys += [tag("span", text, class_=name) for text, name in probabilities.items()]
     largest = max((abs(each["advantage"] or 0.0) for each in rollouts), default=0.0)
-    yield tag("p", lead)
-    yield tag("blockquote", rollouts[0]["task"])
-    yield tag("p", keys, class_="legend")
+    yield html([tag("p", lead), tag("blockquote", rollouts[0]["task"]), tag("p", keys, class_="legend")])
     for each in rollouts:
         advantage = each["advantage"]
         bar = None if advantage is None else [advantage_bar(advantage, largest), f"{advantage:+.3g}"]
-        pieces = [piece for sequence in each["sequences"] for piece in sequence["pieces"]]
-        written = [
-            tag("i", " ⋯ ") if piece["kind"] == "context" else _piece(piece, advantage, largest, line_break="↵ ")
-            for place, piece in enumerate(pieces)
-            if piece["kind"] != "context" or 0 < place < len(pieces) - 1
-        ]
-        summary = [tag("b", _reward(each)), tag("span", bar, class_="bar")]
+        written = [piece for sequence in each["sequences"] for piece in _pieces(sequence, each, is_short=True)]
         text = tag("span", written or each["answer"], class_="tokens")
-        yield tag("details", tag("summary", *summary, text), _inside(each, largest, None), class_="rollout line")
+        summary = tag("summary", tag("b", _reward(each)), tag("span", bar, class_="bar"), text)
+        yield tag("details", summary, _inside(each), class_="rollout line")
 
 
 def _reward(rollout: Json) -> str:
     return str(rollout["status"]) if rollout["reward"] is None else figure(rollout["reward"], 3)
 
 
-def _rollout(rollout: Json, no_texts: str | None) -> Html:
+def _rollout(rollout: Json) -> Html:
     step = None if rollout["iteration"] is None else f"step {rollout['iteration']:,}"
     about = " · ".join(filter(None, (rollout["mode"], step)))
-    summary = [
-        tag("b", _reward(rollout)),
-        tag("span", about),
-        tag("span", rollout["task"]),
-        tag("span", rollout["answer"]),
-    ]
-    inside = _inside(rollout, abs(rollout["advantage"] or 0.0), no_texts)
-    return tag("details", tag("summary", *summary), inside, class_="rollout")
+    texts = [tag("span", each) for each in (about, rollout["task"], rollout["answer"])]
+    summary = tag("summary", tag("b", _reward(rollout)), texts)
+    return tag("details", summary, _inside(rollout), class_="rollout")
 
 
-def _inside(rollout: Json, largest: float, no_texts: str | None) -> Html:
+def _inside(rollout: Json) -> Html:
     """Return a rollout in full: its figures, its conversation and its tokens."""
     seconds, cost, advantage = rollout["seconds"], rollout["cost"], rollout["advantage"]
     facts = [rollout["rollout_id"], *(f"{n} {figure(v, 3)}" for n, v in rollout["rewards"].items() if n != "primary")]
@@ -326,20 +312,15 @@ def _inside(rollout: Json, largest: float, no_texts: str | None) -> Html:
     facts += [f"cost {figure(cost, 3)}"] if cost is not None else []
     facts += [f"advantage {advantage:+.3g}"] if advantage is not None else []
     facts += [f"left out: {each}" for each in rollout["left_out"]]
-    why = [] if advantage is not None else [f"They have no colours: {rollout['reason']}."]
-    why += [f"They are shown as ids: {no_texts}."] if no_texts else []
-    tokens: list[Html] = []
+    tokens = [] if advantage is not None else [tag("p", f"They have no colours: {rollout['reason']}.")]
     for sequence in rollout["sequences"]:
-        pieces = [_piece(each, advantage, largest) for each in sequence["pieces"]]
         more = f" and {sequence['left_out']:,} more tokens" if sequence["left_out"] else None
-        reason = tag("p", f"{sequence['reason']}.") if sequence["reason"] else None
-        tokens += [html([reason, tag("p", pieces, tag("i", more), class_="tokens")])]
-    if tokens:
-        tokens = [
-            tag("details", tag("summary", "Tokens, as they were trained on"), [tag("p", each) for each in why], tokens)
-        ]
+        tokens += [tag("p", f"{sequence['reason']}.")] if sequence["reason"] else []
+        tokens += [tag("p", _pieces(sequence, rollout), tag("i", more), class_="tokens")]
+    summary = tag("summary", "Tokens, as they were trained on")
     chat = tag("div", [_message(each) for each in rollout["messages"]], class_="chat")
-    return tag("div", tag("p", " · ".join(facts)), chat, tokens, class_="inside")
+    shown = [chat, tag("details", summary, tokens) if rollout["sequences"] else None]
+    return tag("div", tag("p", " · ".join(facts)), shown, class_="inside")
 
 
 def _message(message: Json) -> Html:
@@ -350,18 +331,29 @@ def _message(message: Json) -> Html:
     return tag("div", tag("span", role), tag("div", said, calls), class_=f"message {kind}")
 
 
-def _piece(piece: Json, advantage: float | None, largest: float, *, line_break: str = "↵\n") -> Html:
-    shown, p = piece["text"].replace("\n", line_break), piece["probability"]
-    if piece["kind"] == "context":
-        return tag("i", piece["text"], title=f"{piece['tokens']:,} tokens that were not sampled")
-    classes = ["t", "masked" if piece["kind"] == "masked" else ""]
-    if advantage and largest and piece["kind"] == "sampled":
-        level = min(4, 1 + int(4 * abs(advantage) / largest))
-        classes.append(f"{'up' if advantage > 0 else 'down'}{level}")
-    if p is not None and p < 0.5:
-        classes.append("rare" if p >= 0.1 else "rarest")
-    known = f"id {piece['id']}" + (", masked" if p is None else f", p {figure(p, 3)}")
-    return tag("span", shown, class_=" ".join(filter(None, classes)), title=known)
+def _pieces(sequence: Json, rollout: Json, *, is_short: bool = False) -> list[Html]:
+    """Return a sequence of tokens. Those that were trained on have the colour of the rollout's advantage.
+
+    is_short: leave out what the policy did not sample.
+    """
+    advantage = 0.0 if sequence["reason"] else rollout["advantage"] or 0.0
+    level = min(4, 1 + int(4 * abs(advantage) / (rollout["largest"] or 1.0)))
+    colour = "" if not advantage else f" up{level}" if advantage > 0 else f" down{level}"
+    found: list[Html] = []
+    for piece in sequence["pieces"]:
+        shown, p = piece["text"].replace("\n", "↵ " if is_short else "↵\n"), piece["probability"]
+        if piece["kind"] == "context":
+            if is_short and not found:
+                continue
+            known = f"{piece['tokens']:,} tokens that were not sampled"
+            found.append(tag("i", " ⋯ " if is_short else piece["text"], title=known))
+        else:
+            kind = (
+                " masked" if p is None else f"{colour} rarest" if p < 0.1 else f"{colour} rare" if p < 0.5 else colour
+            )
+            known = f"id {piece['id']}, {'masked' if p is None else f'p {figure(p, 3)}'}"
+            found.append(tag("span", shown, class_=f"t{kind}", title=known))
+    return found
 
 
 # ---- prompts and set-up --------------------------------------------------------------------------
@@ -417,7 +409,7 @@ def _compare(body: _Body, runs: Sequence[Json], found: Json) -> None:
         row(name, [each.get(name) for each in totals], figure) for name in ("rollouts", "failed", "tokens", "cost")
     ]
     rows += [row(name, of) for name, of in {**found["configuration"], **found["versions"]}.items()]
-    rows += [row(name, [digest and digest[:8] for digest in of]) for name, of in (found["code"] or {}).items()]
+    rows += [row(name, [digest and digest[:8] for digest in of]) for name, of in part_of(found, "code").items()]
     rows += [row("changed while it ran", [", ".join(of or []) or None for of in found["control"]])]
     table = _table([None, *names], [each for each in rows if any(value is not None for value in each[1:])])
     parts = [_large(lines, names) if lines else Html(), table]

@@ -14,8 +14,8 @@ from leyden.types import PromptTemplate, ResourcesUpdate
 from leyden.types.run_record import best_label
 
 _VERSIONS, _MAX_TEXT = 8, 20_000
-_MAX_WORDS = 1_500
-"""Words of a text beyond which it is compared by lines, because the time grows with the product of both lengths."""
+_MAX_WORDS = 2_000
+"""Words and spaces beyond which texts are compared by lines, as the time grows with the product of their lengths."""
 
 
 async def prompt_versions(run: RecordedRun, store: LightningStore) -> list[Json]:
@@ -44,11 +44,17 @@ async def prompt_versions(run: RecordedRun, store: LightningStore) -> list[Json]
 
 def text_changes(before: str, after: str) -> list[list[str]]:
     """Return what changed between two texts, as pieces that are `same`, `added` or `removed`."""
-    old, new = (re.split(r"(?<=\s)(?=\S)", text) for text in (before, after))
+    old, new = (re.findall(r"\s+|\S+", text) for text in (before, after))
     if max(len(old), len(new)) > _MAX_WORDS:
         old, new = (text.splitlines(keepends=True) for text in (before, after))
+    changes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     pieces: list[list[str]] = []
-    for kind, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        parts = [("same", old[i:j])] if kind == "equal" else [("removed", old[i:j]), ("added", new[k:m])]
-        pieces += [[name, "".join(part)] for name, part in parts if part]
-    return pieces
+    removed = added = ""
+    for place, (kind, i, j, k, m) in enumerate([*changes, ("equal", 0, 0, 0, 0)]):
+        before, after = "".join(old[i:j]), "".join(new[k:m])
+        if kind != "equal" or (before.isspace() and 0 < place < len(changes) - 1):  # a space between changed words
+            removed, added = removed + before, added + after
+            continue
+        pieces += [["removed", removed], ["added", added], ["same", before]]
+        removed = added = ""
+    return [[kind, text] for kind, text in pieces if text]

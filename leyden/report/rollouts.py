@@ -104,6 +104,7 @@ class RolloutViews:
             "task": _cut(rollout.input),
             "answer": None if answer is None else _cut(answer),
             "advantage": advantages.get(rollout.rollout_id),
+            "largest": max(map(abs, advantages.values()), default=None),
             "reason": reason,
             "messages": [_cut_message(each) for each in messages[:_MESSAGES]],
             "sequences": sequences(self.run, spans, self.texts),

@@ -63,7 +63,10 @@ def run_data(run: RecordedRun, source: str | None = None, max_tokenizer_bytes: i
         no_texts = str(error)
     stored, reason = query_store(run, lambda store: _of_store(run, store, rows, texts))
     validations: Validations = {} if stored is None else stored.pop("validations")
-    left_out += [] if reason is None else [f"rollouts and prompts: {reason}"]
+    if reason is not None and record.config.get("store"):  # a run in a simulator has no store that could be missing
+        left_out.append(f"rollouts and prompts: {reason}")
+    if no_texts is not None and stored is not None and any(of["sequences"] for of in stored["samples"]["best"]):
+        left_out.append(f"the texts of tokens: {no_texts}")
     groups = [asdict(each) for each in evidence.failure_groups[:_FAILURES]]
     return {
         "head": read("the summary", lambda: as_data(run), bare),
@@ -74,7 +77,6 @@ def run_data(run: RecordedRun, source: str | None = None, max_tokenizer_bytes: i
         "curves": _curves(rows, validations),
         "failures": {"count": len(evidence.failures), "groups": groups},
         **(stored or {"outcomes": None, "samples": {}, "group": None, "prompts": []}),
-        "no_texts": no_texts,
         "control": [asdict(line) for line in read("the control", lambda: control_of(run), [])[-_CONTROL:]],
         "left_out": list(dict.fromkeys([*left_out, *diagnosis.unread])),
     }
