@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import leyden as ly
 import leyden.cli
 from leyden.cli.app import app
+from leyden.errors import ConfigError
+from leyden.training.runs.dataset_file import open_rows
 
 MODEL = Path(leyden.cli.__file__).parent / "project" / "model"
 TOOLS = [  # with different parameters, which a column of structs would mix
@@ -142,3 +144,22 @@ def test_the_dpo_trainer_makes_a_step(folder: Path, tmp_path: Path) -> None:
         processing_class=AutoTokenizer.from_pretrained(MODEL),
     )
     assert trainer.train().training_loss == pytest.approx(math.log(2), abs=1e-4), "policy and reference are one"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]},
+        {"role": "user", "content": "a", "weight": 1},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "index": 0}]},
+    ],
+)
+def test_what_a_column_cannot_hold_exactly_is_refused_and_no_file_is_left(tmp_path: Path, message: Any) -> None:
+    def write_both() -> None:
+        with open_rows(tmp_path / "rows.parquet", "messages") as write:
+            write({"messages": [{"role": "user", "content": "a"}], "provenance": {"rollout": "ro-0"}})
+            write({"messages": [message], "provenance": {"rollout": "ro-1"}})
+
+    with pytest.raises(ConfigError, match=r"cannot hold a row exactly, of .*ro-[01].*give a path that ends in \.jsonl"):
+        write_both()
+    assert list(tmp_path.iterdir()) == []

@@ -24,6 +24,11 @@ _WORDS = {"true": True, "false": False, "null": None}
 """JSON's names of values."""
 _ORDERS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 _EQUALS = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
+_READ = (
+    *(ast.expr_context, ast.boolop, ast.cmpop, ast.Not, ast.USub, ast.Constant, ast.Name, ast.List, ast.Tuple),
+    *(ast.UnaryOp, ast.Attribute, ast.Subscript, ast.BoolOp, ast.Compare),
+)
+"""The parts of a tree that conditions have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,10 @@ class Where:
     def _check(self, tree: ast.expr) -> None:
         """Raise ConfigError for anything that `_value` does not read."""
         for node in ast.walk(tree):
-            read = isinstance(node, (ast.expr_context, ast.boolop, ast.cmpop, ast.Not, ast.USub, *_READ))
-            if read and isinstance(node, ast.Constant):
+            read = isinstance(node, _READ)
+            if isinstance(node, ast.Constant):
                 read = isinstance(node.value, str | int | float | None)
-            if read and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
                 read = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float)
             if not read:
                 shown = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
@@ -124,11 +129,6 @@ class Where:
                 return next((each for each in held if isinstance(each, Missing)), True)
             case _:
                 raise AssertionError(ast.dump(node))  # `_check` has refused it
-
-
-_READ = (
-    *(ast.Constant, ast.Name, ast.List, ast.Tuple, ast.UnaryOp, ast.Attribute, ast.Subscript, ast.BoolOp, ast.Compare),
-)
 
 
 def _part(of: Any, key: Any, node: ast.expr) -> Any:
