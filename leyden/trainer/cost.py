@@ -21,7 +21,7 @@ from leyden.gateway import LLMProxy, Prices, UpstreamModel
 from leyden.store import LightningStore
 from leyden.trainer.run_config import agent_name
 from leyden.training.runs.recorded_runs import find_runs
-from leyden.training.runs.run_options import spending_of
+from leyden.training.runs.run_options import facts_of, spending_of
 
 _CHECK_SECONDS = 1.0
 """The longest time between two checks. A gateway in this process asks for one when it has passed on too much."""
@@ -109,7 +109,7 @@ def estimate(
     if (planned := algorithm.planned_rollouts(n_train, n_val)) is None:
         return f"no estimate: {type(algorithm).__name__} does not know beforehand how many rollouts it runs"
     name = agent_name(agent)
-    of_agent = [run for run in find_runs(root)[0] if (run.record.config.get("agent") or {}).get("name") == name]
+    of_agent = [run for run in find_runs(root)[0] if facts_of(run.record).get("agent") == name]
     earlier = ((run.record, spending_of(run)) for run in of_agent)
     found = next(((record, spent) for record, spent in earlier if spent is not None and spent.attempts), None)
     if found is None:
