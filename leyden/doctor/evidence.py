@@ -38,6 +38,8 @@ _SAMPLED = 48
 """Succeeded rollouts whose spans are read, the newest; and a third of it failed ones."""
 _SPANS = 500
 """Spans that are read of one rollout."""
+_ALL_SPANS = 5000
+"""After so many spans, no further rollout is read."""
 _TASKS = 2000
 """Rollouts of each mode whose tasks are read, the first."""
 _TAIL_BYTES = 500_000
@@ -332,6 +334,8 @@ class Evidence:
             own = algorithm_group(self.run.record.run_id)  # the algorithm's calls of a reflection model
             sampled: list[SampledRollout] = []
             for each in found:
+                if sum(len(one.spans) for one in sampled) >= _ALL_SPANS:
+                    break
                 if isinstance(each, AttemptedRollout) and each.group_id != own:
                     spans = await store.query_spans(each.rollout_id, each.attempt.attempt_id, limit=_SPANS)
                     sampled.append(SampledRollout(each, list(spans)))

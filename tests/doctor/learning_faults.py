@@ -12,9 +12,11 @@ from typing import Any
 from opentelemetry import trace
 
 import leyden as ly
-from leyden.errors import ConfigError, NoTrainingData
+from leyden.cli.demo import WEIGHTS
+from leyden.errors import ConfigError, NoTrainingData, PolicyDiverged
 from leyden.testing import FakeUpstream
 from leyden.training import MetricsRow
+from tests.algorithm import falling
 from tests.algorithm.asking import ask, backend, client
 from tests.doctor.faults import Case
 from tests.doctor.policy import says_four, train
@@ -282,6 +284,24 @@ async def _taken_in(task: str, llm: ly.LLM) -> float:
     return float((await ask(llm, f"guess 0..9 {task}")).strip() == "4")
 
 
+def falls(plant: str) -> Any:
+    """Break the policy in the update of one step, as tests of the return to the best weights do."""
+
+    def make(directory: Path) -> None:
+        with contextlib.suppress(PolicyDiverged):
+            falling.fit(WEIGHTS, directory, plant, on_collapse="warn")
+
+    return make
+
+
+def learns_by_heart(directory: Path) -> None:
+    """SFT whose loss falls, while the reward of validations falls, too."""
+    rows = steps(loss=[2.0 * 0.9**n for n in range(40)], optimizer_steps=[1] * 40)
+    for n, reward in ((10, 0.5), (20, 0.62), (30, 0.4), (40, 0.3)):
+        rows.append(MetricsRow(n, "val", n, {"reward": reward, "reward_std": 0.48, "rollouts": 200}))
+    record(directory, rows)
+
+
 def breaks(**columns: list[float]) -> Any:
     def make(directory: Path) -> None:
         n = len(next(iter(columns.values())))
@@ -361,4 +381,21 @@ FAULTS = (
         "stale-weights",
         recorded=True,
     ),
+    Case(
+        "a chat template that refuses the user's turn",
+        with_template("{{ raise_exception('conversations must begin with a system turn') }}"),
+        "chat-template",
+    ),
+    Case("a model without a chat template", with_template(""), "chat-template"),
+    Case("an advantage that is infinite", falls("loss"), "unstable-loss"),
+    Case("one update that is far too large", falls("kl"), "unstable-loss"),
+    Case("a policy that learns one wrong answer", falls("entropy"), "collapse"),
+    Case(
+        "a reward that rises by its form alone",
+        hacked(**{"reward/form": [0.2, 0.9], "reward/correct": [0.03, 0.02]}),
+        "reward-hacking",
+        recorded=True,
+    ),
+    Case("SFT that learns its rollouts by heart", learns_by_heart, "overfitting", recorded=True),
+    Case("a grad_norm that leaps", breaks(grad_norm=[1.0, 1.2] * 6 + [500.0, 900.0]), "unstable-loss", recorded=True),
 )

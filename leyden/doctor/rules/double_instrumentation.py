@@ -13,6 +13,8 @@ def _find(run: Evidence) -> Finding | None:
     pairs, doubled, example = Counter[str](), 0, ""
     for rollout, calls in run.calls:
         for call in calls:
+            if len(call.spans) < 2:
+                continue
             views = [view for span in call.spans if (view := read_model_call(span)) is not None and view.response_id]
             sources = [(view.convention, view.span.name) for view in views if view.convention != GATEWAY]
             own = [(view.convention, view.span.name) for view in views if view.convention == GATEWAY]

@@ -19,7 +19,7 @@ def _find(run: Evidence) -> Finding | None:
         return None
     first, rewards = run.series("reward")[:1], [value for _, value in run.series("reward")[-_STEPS:]]
     best = max((value for _, value in run.series("reward")), default=0.0)
-    is_solved = bool(rewards) and min(rewards) >= 0.99 * (run.option("algorithm.success_reward") or 1.0)
+    is_solved = bool(rewards) and sum(rewards) >= 0.95 * len(rewards) * (run.option("algorithm.success_reward") or 1.0)
     if small <= flat and (is_solved or (first and rewards[-1] >= best - 1e-9 * abs(best) > first[0][1])):
         return None  # nothing is left to learn
     few = small > flat

@@ -20,6 +20,7 @@ def _find(run: Evidence) -> Finding | None:
     kl = [value for _, value in run.series("kl")]
     high, moved = rate > usual, max(kl, default=0.0)
     stays = bool(reward) and abs(reward[-1].above(reward[0])) < 3 and moved < 1e-3 and not run.series("restored_to")
+    stays = stays and run.total("optimizer_steps", last=3) > 0
     learned = rose(reward) and best_of(reward).above(reward[-1]) < 3
     if (rate / usual < _HIGH or learned) if high else (rate / usual > _LOW or not stays):
         return None
