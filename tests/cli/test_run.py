@@ -83,7 +83,7 @@ def test_a_file_starts_a_run_which_records_what_it_was_started_from(said: Said, 
         "arguments": {},
         "hidden": [],
     }
-    assert record["config"]["agent"] == {"name": "agent_to_run.agent"}
+    assert record["config"]["agent"] == {"name": "agent_to_run.agent", "options": {}}
     assert list(record["config"]["code"]["files"]) == ["agent_to_run.py"]
     assert record["config"]["n_runners"] == 2
 
