@@ -41,6 +41,10 @@ def is_list(value: object) -> TypeIs[list[Any]]:
     return isinstance(value, list)
 
 
+def object_or_empty(value: object) -> Json:
+    return value if is_object(value) else {}
+
+
 def unique_object(pairs: list[tuple[str, Any]]) -> Json:
     """Return a parsed object. Raise ValueError for a name that it has twice, of which parsers keep the last in silence.
     Give it to `json.loads` as `object_pairs_hook`.

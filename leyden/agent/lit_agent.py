@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from leyden._lib.components import KeepsArguments
 from leyden._lib.options import NamedOptions
@@ -113,9 +113,19 @@ class LitAgent(KeepsArguments, NamedOptions, Generic[T]):
         return f"{type(self).__name__} was asked for {method}(), which it does not have; override it, or the variant for this mode"
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the weak references, which belong to this process, and the arguments, which only describe the agent
-        left_out = ("_trainer", "_runner", "_arguments")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        # without the weak references, which belong to this process
+        return {name: value for name, value in vars(self).items() if name not in ("_trainer", "_runner", "_arguments")}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # without the arguments, which only describe the agent, and which a `__getstate__` of its own does not know
+        reduced = super().__reduce_ex__(protocol)
+        if isinstance(reduced, str):  # a name under which a module has it
+            return reduced
+        made, given, *rest = cast("tuple[Any, ...]", reduced)
+        if rest and isinstance(rest[0], dict):
+            state = cast("dict[str, Any]", rest[0])
+            rest[0] = {name: value for name, value in state.items() if name != "_arguments"}
+        return made, given, *rest
 
 
 def check_resources(agent: LitAgent[Any], resources: NamedResources) -> None:

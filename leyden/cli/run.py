@@ -124,7 +124,7 @@ def _echo_changes(start: Start, job: Job) -> None:
     assert start.recorded is not None
     record = start.recorded.record
     before = record.config.get("code")
-    if before is None:
+    if not before:
         echo(f"run {record.name} did not record its code, which may have changed since", err=True)
     elif edits := code_changes(before, job.code):
         echo(f"the code has changed since run {record.name}: ", ", ".join(edits), err=True)

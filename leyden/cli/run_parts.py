@@ -175,11 +175,13 @@ def read_recorded(source: str, given: Mapping[str, Any], *, resume: bool) -> Sta
     run = open_run(source)
     name, config = run.record.name, run.record.config
     start: dict[str, Any] | None = config.get("start")
-    if start is None:
+    if not is_object(start):
         command = shlex.join(config.get("command") or config.get("argv") or [])
         by = f"by a program: {command}" if command else "by a program"
         again = "run it again, with fit(..., resume=True) and its run_dir to continue" if resume else "run that again"
         raise ConfigError(f"run {name} was not started by leyden run, but {by}; {again}")
+    if not all(is_object(start.get(each)) for each in ("settings", "overrides")) or not start.get("file"):
+        raise ConfigError(f"what run {name} was started from is damaged in its run.json; run its file again")
     target = str(start["file"])
     # the first version recorded a folder in which it worked, and no list of what is hidden
     folder = Path(start.get("folder") or (config.get("cwd") if ":" in target else Path(target).parent) or ".")
@@ -369,8 +371,8 @@ def _simulation(start: Start, builder: Builder) -> Job:
             )
     for name in (each for each in options if each.endswith("_initial_states")):
         options[name] = _data(options[name], builder, ("vessel", name))
-    vessel = replace(builder, supplied=spaces).made(kind, options, ("vessel",))
-    if isinstance(vessel, TrainingVessel):
+    vessel: Any = replace(builder, supplied=spaces).made(kind, options, ("vessel",))
+    if issubclass(type(vessel), TrainingVessel):
         path = "vessel", "update_kwargs"
         vessel.update_kwargs = builder.options(vessel.policy.update, vessel.update_kwargs, path, partly=True)
     given = builder.options(Trainer, _mapping(start.settings.get("trainer"), builder, "trainer"), ("trainer",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +86,10 @@ def _values_of(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
     defaults = {name: each.default for name, each in inspect.signature(plain).parameters.items()}
     given = {name: each for name, each in defaults.items() if each is not None and each is not inspect.Parameter.empty}
-    return {**given, **inspect.getclosurevars(plain).nonlocals}
+    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable without a value yet
+            given[name] = cell.cell_contents
+    return given
 
 
 def _component(made: object) -> dict[str, Any]:

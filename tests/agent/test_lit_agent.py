@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from leyden._lib.components import arguments_of
 from leyden.agent import LitAgent, check_resources
 from leyden.errors import ConfigError, MissingResource
 from leyden.execution.runner import LitAgentRunner
@@ -108,3 +109,20 @@ def test_trainer_and_runner_are_remembered_weakly():
     assert isinstance(again, Plain)
     with pytest.raises(ConfigError, match="no runner"):
         again.get_runner()
+
+
+class KeepsNoClient(LitAgent[int]):
+    """Leaves out what cannot be pickled, and knows nothing of what its base class remembers."""
+
+    def __init__(self, client: object, limit: int) -> None:
+        self.client, self.limit = client, limit
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "client": None}
+
+
+def test_what_an_agent_was_made_with_is_remembered_and_not_pickled():
+    agent = KeepsNoClient(lambda: None, limit=3)
+    assert arguments_of(agent)["limit"] == 3
+    again = pickle.loads(pickle.dumps(agent))
+    assert (again.client, again.limit) == (None, 3)

@@ -303,6 +303,11 @@ def test_what_cannot_be_resumed_is_refused(said: Said, tmp_path: Path):
     assert "this version of Leyden reads 1 and 2" in said("run", "--from", first)[2]
     (Path(first) / "run.json").write_text('{"run_id"')
     assert "is damaged" in said("run", "--from", first)[2]
+    for start in ({}, {"file": "t.yaml", "settings": [], "overrides": {}}):
+        damaged = {**manifest, "config": {**manifest["config"], "start": start, "code": 3}}
+        (Path(first) / "run.json").write_text(json.dumps(damaged))
+        assert "was started from is damaged in its run.json" in said("run", "--from", first)[2]
+    assert said("compare", first, first)[0] == 0
     assert "there is no run 'none'" in said("run", "--from", "none")[2]
     assert said("run")[0] == said("run", "train.yaml", "--resume")[0] == said("run", "t.yaml", "--from", "x")[0] == 2
     file = {

@@ -11,8 +11,9 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from leyden._lib.json import object_or_empty
 from leyden._lib.logs import Preview
 from leyden._lib.numbers import mean_of
 from leyden.adapter.transcript import answer_of
@@ -40,9 +41,10 @@ def compare_runs(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     records, metrics = [run.record for run in runs], [run.summary_metrics() for run in runs]
     found = [query_store(run, lambda store, run=run: _totals(run, store)) for run in runs]
     tasks = [query_store(run, lambda store, run=run: _last_validation(run, store)) for run in runs]
-    git = [_mapping(record.config.get("git")) for record in records]
+    git = [object_or_empty(record.config.get("git")) for record in records]
     code = [
-        {"commit": at.get("commit"), **_mapping(of.config.get("versions"))} for at, of in zip(git, records, strict=True)
+        {"commit": at.get("commit"), **object_or_empty(of.config.get("versions"))}
+        for at, of in zip(git, records, strict=True)
     ]
     versions = {
         name: [each.get(name) or UNKNOWN for each in code] for name in dict.fromkeys(n for each in code for n in each)
@@ -51,7 +53,7 @@ def compare_runs(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "configuration": differing(records),
         "versions": {name: values for name, values in versions.items() if len(set(values)) > 1},
         "uncommitted_changes": [each.get("dirty") for each in git],
-        "code": _code([_mapping(record.config.get("code")) for record in records]),
+        "code": _code([object_or_empty(record.config.get("code")) for record in records]),
         "control": [None if run.directory is None else _control(run.directory) for run in runs],
         "reward": [_rewards(each.reward) for each in metrics],
         "val_reward": [_rewards(each.val_reward) for each in metrics],
@@ -64,7 +66,7 @@ def _code(codes: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]] | N
     """Return the digests of each file that differs, None where a run does not use it; None if a run did not record its
     code, so that it is unknown whether files differ.
     """
-    if not all("files" in each for each in codes):
+    if not all(isinstance(each.get("files"), dict) for each in codes):
         return None
     digests = {
         name: [each["files"].get(name) for each in codes] for name in sorted({n for c in codes for n in c["files"]})
@@ -101,10 +103,6 @@ async def _totals(run: RecordedRun, store: LightningStore) -> dict[str, Any]:
     rollouts = {"rollouts": found.finished, "failed": found.by_status.get("failed", 0)}
     tokens = spent.prompt_tokens + spent.response_tokens
     return {**rollouts, "tokens": tokens or None, "cost": spent.cost, "unpriced_calls": spent.unpriced_calls}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 # ---- the same tasks ------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ import textwrap
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from leyden._lib.formatting import duration, figure, one_line, printable_on, shortened
+from leyden._lib.json import object_or_empty
 from leyden._lib.text import text_of
 from leyden.training.runs.chart import share, sparkline
 from leyden.training.runs.folder import size_text
@@ -65,10 +66,10 @@ def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None)
     width: columns; None takes those of the terminal on standard error, 120 without a terminal.
     """
     width = width or _terminal_width()
-    algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
-    options = _mapping(algorithm.get("options"))
+    algorithm, model = object_or_empty(config.get("algorithm")), object_or_empty(config.get("model"))
+    options = object_or_empty(algorithm.get("options"))
     name = "run" if run.directory is None else f"run {run.directory.name}"
-    length = _mapping(_mapping(config.get("data")).get("train")).get("length")
+    length = object_or_empty(object_or_empty(config.get("data")).get("train")).get("length")
     noun = "initial states" if "episode_per_iter" in options else "tasks"
     tasks = f"{length:,} {noun}" if isinstance(length, int) else ""
     sampling = [tasks]
@@ -101,10 +102,6 @@ def _weights(model: Mapping[str, Any]) -> str:
         if n < limit:
             return f" ({figure(n / divisor, 3)}{suffix} weights)"
     return f" ({figure(n / 10**9, 3)}B weights)"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 # ---- the summary ---------------------------------------------------------------------------------

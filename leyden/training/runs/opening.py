@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from leyden._lib.atomic import private_directory
+from leyden._lib.json import object_or_empty
 from leyden.errors import ConfigError
 from leyden.training.runs.folder import (
     CONTROL,
@@ -130,11 +131,7 @@ def _program(config: Mapping[str, Any]) -> str:
 
 
 def _algorithm(config: Mapping[str, Any]) -> str | None:
-    return _part(config, "algorithm").get("name")
-
-
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", config.get(name) or {})
+    return object_or_empty(config.get("algorithm")).get("name")
 
 
 def _same_algorithm(one: str | None, other: str | None) -> bool:
@@ -162,12 +159,13 @@ def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any])
             f"the run in {directory} trains the model {model['name']}{_digest(model)}, not {other['name']}{_digest(other)}; "
             "resume it with its own model, or start a new run without resume"
         )
-    changes = differences(_part(before, "data"), _part(now, "data"))
-    changes += differences(_part(before, "algorithm").get("options"), _part(now, "algorithm").get("options"))
+    changes = differences(object_or_empty(before.get("data")), object_or_empty(now.get("data")))
+    changes += differences(
+        object_or_empty(before.get("algorithm")).get("options"), object_or_empty(now.get("algorithm")).get("options")
+    )
     if changes:
         logger.warning("the run in %s goes on with other settings than before: %s", directory, "; ".join(changes))
-    edits = code_changes(before["code"], now["code"]) if before.get("code") and now.get("code") else []
-    if edits:
+    if edits := code_changes(before.get("code"), now.get("code")):
         logger.warning("the run in %s goes on with other code than before: %s", directory, ", ".join(edits))
     if others := [name for name in _MAY_DIFFER if before.get(name) != now.get(name)]:
         logger.info("the run in %s goes on with another %s than before", directory, ", ".join(others))

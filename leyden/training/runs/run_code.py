@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from leyden._lib.components import arguments_of
+from leyden._lib.json import is_object
 
 _MAX_FILES = 2000
 _MAX_ITEMS = 100
@@ -82,9 +83,13 @@ def describe_code(*parts: object) -> dict[str, Any]:
     return {"digest": _digest(repr(files).encode()) if files else None, "files": files}
 
 
-def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return which files differ between two results of `describe_code`, each with what has become of it."""
-    old, new = before["files"], now["files"]
+def code_changes(before: Any, now: Any) -> list[str]:
+    """Return which files differ between two results of `describe_code`, each with what has become of it; none if one of
+    them is missing or damaged.
+    """
+    old, new = (each.get("files") if is_object(each) else None for each in (before, now))
+    if not is_object(old) or not is_object(new):
+        return []
     changed = [f"{each} (edited)" for each in old if each in new and old[each] != new[each]]
     changed += [f"{each} (not used any more)" for each in old if each not in new]
     return [*changed, *(f"{each} (not used before)" for each in new if each not in old)]
@@ -113,7 +118,7 @@ def _code_of(value: Any, name: str, base: Path, seen: set[int], depth: int) -> I
     if isinstance(value, Mapping):
         given = cast("Mapping[Any, Any]", value)
     elif isinstance(value, list | tuple | set | frozenset):
-        given = dict(enumerate(cast("list[Any]", value)))
+        given = dict(enumerate(itertools.islice(cast("list[Any]", value), _MAX_ITEMS)))
     elif isinstance(value, functools.partial):
         partial = cast("functools.partial[Any]", value)
         given = {"func": partial.func, "args": partial.args, **partial.keywords}

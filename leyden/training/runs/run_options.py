@@ -10,10 +10,10 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from leyden._lib.formatting import one_line
-from leyden._lib.json import is_object
+from leyden._lib.json import is_object, object_or_empty
 from leyden._lib.options import nearest
 from leyden.errors import ConfigError
 from leyden.training.runs.opening import EARLIER_CODE
@@ -33,17 +33,20 @@ GENERATED_NAME = re.compile(r"\d{8}-\d{6}-")
 
 def changed_of(record: RunRecord) -> Mapping[str, Any]:
     """Return the options of a run that are not defaults, by dotted path; empty for a run that did not record them."""
-    return _mapping(record.config.get(NOT_DEFAULT))
+    return object_or_empty(record.config.get(NOT_DEFAULT))
 
 
 def facts_of(record: RunRecord) -> dict[str, Any]:
     """Return what a run is about beside its options: its agent, algorithm, model, data and code."""
     config, facts = record.config, dict[str, Any]()
-    parts = {name: config.get(name) for name in ("agent", "algorithm", "model")} | _mapping(config.get("data"))
-    if code := _mapping(config.get("code")).get("digest"):
+    parts = {name: config.get(name) for name in ("agent", "algorithm", "model")} | object_or_empty(config.get("data"))
+    if code := object_or_empty(config.get("code")).get("digest"):
         facts["code"] = ", then ".join([*config.get(EARLIER_CODE, []), code])
-    facts |= {f"agent.{name}": value for name, value in _mapping(_mapping(parts["agent"]).get("options")).items()}
-    for name, part in ((name, _mapping(part)) for name, part in parts.items()):
+    facts |= {
+        f"agent.{name}": value
+        for name, value in object_or_empty(object_or_empty(parts["agent"]).get("options")).items()
+    }
+    for name, part in ((name, object_or_empty(part)) for name, part in parts.items()):
         digest = f" ({part['digest']})" if part.get("digest") else ""
         if "length" in part:
             facts[name] = f"{part['length']} tasks{digest}"
@@ -153,7 +156,8 @@ def column_of(runs: Sequence[RecordedRun], name: str) -> list[Any]:
         return [cost or UNKNOWN for cost in map(cost_of, runs)]
     given = list[dict[str, Any]]()
     for record in (run.record for run in runs):
-        all_options = _mapping(_mapping(record.config.get("algorithm")).get("options"))  # with those left at a default
+        algorithm = object_or_empty(record.config.get("algorithm"))
+        all_options = object_or_empty(algorithm.get("options"))  # with those left at a default
         plain = {f"algorithm.{each}": value for each, value in all_options.items() if not isinstance(value, dict)}
         given.append({**plain, **changed_of(record), **facts_of(record)})
     fits = sorted({path for each in given for path in each if f".{path}".endswith(f".{name}")})
@@ -173,7 +177,3 @@ def column_of(runs: Sequence[RecordedRun], name: str) -> list[Any]:
         known = {path.rpartition(".")[2] for each in (*given, *newest) for path in each}
         raise ConfigError(f"no run has an option or a metric {name!r}; {nearest(name, sorted(known))}")
     return [each.get(name, UNKNOWN) for each in newest]
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -111,6 +111,19 @@ def test_the_line_between_solved_and_failed_is_that_of_the_rewards(
     assert (against["solved_from"], tasks_of(against["solved"]), against["lost"]) == (line, solved, [])
 
 
+def test_a_variable_without_a_value_and_a_long_list_are_no_obstacle(tmp_path: Path) -> None:
+    if tmp_path.name == "never":
+        later = 1
+
+    @ly.rollout
+    async def agent(task: int, numbers: Any = tuple(range(10**5))) -> float:
+        return float(later if task < 0 else 1)
+
+    ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run", progress=False).fit(agent, val_dataset=[1])
+    options = open_run(tmp_path / "run").record.config["agent"]["options"]
+    assert list(options) == ["numbers"] and len(options["numbers"]) == 100
+
+
 def test_a_validation_that_was_cut_off_is_not_compared(tmp_path: Path) -> None:
     first, second = make(tmp_path / "a", {1: 1.0}), make(tmp_path / "b", {1: 1.0})
     rows = (second / "metrics.jsonl").read_text().splitlines()
