@@ -23,7 +23,7 @@ from leyden.training.runs import RecordedRun
 from leyden.training.runs.control import read_control
 from leyden.training.runs.folder import FAILURES, METRICS, Manifest, read_manifest
 from leyden.training.runs.recorded_runs import FailedRollout, read_failures, read_rows
-from leyden.training.runs.rollouts import FailureGroup, group_failures, has_the_store_for_itself
+from leyden.training.runs.rollouts import VARYING, FailureGroup, group_failures, has_the_store_for_itself
 from leyden.training.runs.run_metrics import metrics_of
 from leyden.types import AttemptedRollout, Rollout, RolloutSummary, Span, Worker
 from leyden.types.run_record import algorithm_group
@@ -32,6 +32,10 @@ from leyden.types.semconv import GEN_AI_REQUEST_MODEL
 T = TypeVar("T")
 
 _LOG_BYTES = 4_000_000
+_WARNINGS = 2000
+"""Different warnings of the log that are searched, the newest."""
+_FEW, _ONE = 0.01, 0.1
+"""Shares of the rollouts, and of a single one, below which a failure of a machine or a network is normal."""
 _STORE_SECONDS = 3.0
 """The longest wait for a server's answer. A client would try again for a minute."""
 _SAMPLED = 48
@@ -231,17 +235,21 @@ class Evidence:
             evidence += [
                 f"the last model call of {len(ids):,} sampled rollouts failed: {text}" for text, ids in calls.items()
             ][:3]
-        evidence += list(dict.fromkeys(f"the log: {line}" for line in lines[::-1]))[: 3 - len(evidence)]
+        evidence += [f"the log: {line}" for line in lines[::-1]][: 3 - len(evidence)]
         in_calls = {each for ids in calls.values() for each in ids}
         sampled = len(self.succeeded) + len(self.failed)
         share = max(self.share_of_rollouts(sum(each.count for each in groups)), len(in_calls) / max(sampled, 1))
         example = groups[0].example if groups else next(iter(in_calls), None)
+        n = max(len(in_calls), sum(each.count for each in groups))
+        if not ended and not lines and (share < _FEW or (n < 2 and share < _ONE)):
+            return None
         return Said(tuple(evidence), 1.0 if ended else share, ended, example)
 
     @cached_property
     def warnings(self) -> list[str]:
-        """The first lines of the log's warnings and errors."""
-        return [line.text.partition("\n")[0] for line in self.log if line.level in ("WARNING", "ERROR", "CRITICAL")]
+        """The first lines of the log's warnings and errors. Of those that differ in ids and numbers alone, the last."""
+        lines = (line.text.partition("\n")[0] for line in self.log if line.level in ("WARNING", "ERROR", "CRITICAL"))
+        return list({VARYING.sub("#", line): line for line in lines}.values())[-_WARNINGS:]
 
     @cached_property
     def lost_calls(self) -> dict[str, list[str]]:
