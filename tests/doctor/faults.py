@@ -31,8 +31,6 @@ class Case:
     """Whether the doctor is asked to look at servers and processes, too."""
     unread: bool = False
     """Whether the fault leaves parts of the run that cannot be read."""
-    slow: bool = False
-    """Whether it takes some seconds, so that the quick tests leave it out."""
     recorded: bool = False
     """Whether its rows are written through the recorder, because a real run of that kind takes too long."""
 

@@ -459,9 +459,6 @@ CASES = (
     ("a disk that will be full", filling, "disk-filling"),
     ("an agent that blocks the event loop", blocks, "stuck-agent"),
     ("agents that do not return", takes_too_long, "stuck-agent"),
-)  # fmt: skip
-
-SLOW = (
     ("two trainers on one port", two_trainers_on_one_port, "port-taken"),
     ("vLLM that is not installed", no_vllm, "missing-package"),
     ("a program beyond a limit of its sandbox", beyond_the_sandbox, "sandbox-refused"),
@@ -481,10 +478,9 @@ SLOW = (
 
 FAULTS = (
     *(Case(name, make, rule) for name, make, rule in CASES),
-    *(Case(name, make, rule, slow=True) for name, make, rule in SLOW),
-    Case("a full disk under the run", no_disk_for_the_run, "disk-filling", unread=True, slow=True),
-    Case("a store that goes away", run_with("store_goes"), "store-away", unread=True, slow=True),
-    Case("a worker that is suspended, asked at once", suspended_worker_live, "live-processes", live=True, slow=True),
-    Case("a model's server that has gone, asked at once", server_gone_live, "live-servers", live=True, slow=True),
+    Case("a full disk under the run", no_disk_for_the_run, "disk-filling", unread=True),
+    Case("a store that goes away", run_with("store_goes"), "store-away", unread=True),
+    Case("a worker that is suspended, asked at once", suspended_worker_live, "live-processes", live=True),
+    Case("a model's server that has gone, asked at once", server_gone_live, "live-servers", live=True),
     Case("a GPU without memory", no_gpu_memory, "resource-exhausted", recorded=True),
 )
