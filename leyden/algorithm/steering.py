@@ -74,8 +74,8 @@ class AlgorithmOptions:
 
     def checked(self, path: str, value: Any) -> Any:
         head, _, leaf = path.removeprefix(_SECTION).partition(".")
-        owner = type(getattr(self._algorithm, head)) if leaf else type(self._algorithm)
-        value = as_option(owner, leaf or head, value)
+        holder: Any = self._algorithm
+        value = as_option(type(getattr(holder, head) if leaf else holder), leaf or head, value)
         self._algorithm.check_change(self._changed_to(path, value)[1])
         return value
 

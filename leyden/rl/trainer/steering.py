@@ -55,9 +55,15 @@ class SimulatorOptions:
     def checked(self, path: str, value: Any) -> Any:
         owner, name = path.rpartition(".")[::2]
         policy: Any = self._policy
-        takers = {"trainer": type(self._loop), "vessel": type(self._vessel), "vessel.policy": type(policy)}
+        takers: dict[str, Any] = {
+            "trainer": type(self._loop),
+            "vessel": type(self._vessel),
+            "vessel.policy": type(policy),
+        }
         value = as_option(takers.get(owner) or policy.update, name, value)
-        known = {} if policy is None else {"vessel.policy": policy.changeable}.get(owner, policy.update_options)
+        known: dict[str, Any] = (
+            {} if policy is None else {"vessel.policy": policy.changeable}.get(owner, policy.update_options)
+        )
         check_number(name, value, **known.get(name, {"at_least": 1, "whole": True}))
         if path == _EVERY:
             self._vessel.require_stage("val")

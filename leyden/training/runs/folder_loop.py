@@ -115,8 +115,9 @@ def showing(
         if directory is not None:
             bar.earlier_rows = lambda: read_rows(directory / METRICS)
         callbacks.insert(sum(callback.runs_last <= bar.runs_last for callback in callbacks), bar)
-    for each in bars if pause is not None else ():
-        each.pause = pause
+    if pause is not None:
+        for each in bars:
+            each.pause = pause
     callbacks.append(kept)  # last, because other callbacks may add to the rows
     try:
         yield
