@@ -45,6 +45,7 @@ class FunctionalLitAgent(LitAgent[Any]):
         self._binder = Binder(function, needs=needs, strip_proxy=strip_proxy)
         self.__qualname__ = self._binder.name
         functools.update_wrapper(self, function)
+        self.__dict__.pop("_arguments", None)  # its function's name describes it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
