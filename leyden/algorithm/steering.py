@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from leyden._lib.annotations import as_option
 from leyden._lib.components import arguments_of
@@ -75,8 +75,8 @@ class AlgorithmOptions:
     def checked(self, path: str, value: Any) -> Any:
         head, _, leaf = path.removeprefix(_SECTION).partition(".")
         holder: Any = self._algorithm
-        kind: type[Any] = type(cast(Any, getattr(holder, head) if leaf else holder))
-        value = as_option(kind, leaf or head, value)
+        held: Any = getattr(holder, head) if leaf else holder
+        value = as_option(held.__class__, leaf or head, value)
         self._algorithm.check_change(self._changed_to(path, value)[1])
         return value
 
