@@ -123,7 +123,7 @@ async def test_the_line_agent_is_rewarded_by_the_tests(
 
 @pytest.mark.slow
 @needs_namespaces
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_the_program_imitates_the_teacher_compares_and_measures(tmp_path: Path, maker: Any, source: Any) -> None:
     """A tiny model corrects no line, so nothing is learned here. Figures of a real one stand in the example's page."""
     pytest.importorskip("torch")
