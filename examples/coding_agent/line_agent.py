@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import leyden as ly
+from leyden.errors import ProcessFailed
 
 Task = dict[str, str]
 """`path`: the task's folder. `instruction`: what the agent is told."""
@@ -54,6 +55,10 @@ SHOTS = (
 """Examples: the failure, the code, the index of the wrong line, its wrong part, and the correct line."""
 
 
+REWARDS: dict[tuple[str, ...], float] = {}
+"""The reward of each task and answers that were tested."""
+
+
 def tasks_of(folder: Path, *names: str) -> list[Task]:
     """Return the tasks of a folder whose names match a pattern, such as `semver-line-*`."""
     paths = sorted({path.resolve() for pattern in names for path in folder.glob(pattern)})
@@ -79,9 +84,6 @@ async def correct(task: Task, llm: ly.LLM) -> float:
         if known not in REWARDS:  # equal answers are tested once
             REWARDS[known] = await reward_of(Path(task["path"]), work)
     return REWARDS[known]
-
-
-REWARDS: dict[tuple[str, ...], float] = {}
 
 
 def questions_of(task: Task, work: Path) -> Iterator[tuple[Path, int, str]]:
@@ -112,14 +114,18 @@ def question(failure: str, lines: list[str], place: int, part: str) -> str:
 async def reward_of(task: Path, work: Path) -> float:
     """Run a task's tests on an agent's files, in a sandbox that shows them to nothing else."""
     with tempfile.TemporaryDirectory() as logs:
-        python = {path: path for path in (sys.base_prefix, sys.prefix)}
+        python = {path: path for path in (sys.base_prefix, sys.prefix) if path != "/usr"}  # every sandbox shows /usr
         box = ly.Sandbox(
             read={**python, "/tests": str(task / "tests")},
             write={"/app": str(work), "/logs/verifier": logs},
         )
-        await box.run([sys.executable, "-P", "/tests/verify.py"], cwd="/app", timeout_seconds=120)
+        output = await box.run([sys.executable, "-P", "/tests/verify.py"], cwd="/app", timeout_seconds=600)
         reward = Path(logs) / "reward.txt"
-        return float(reward.read_text()) if reward.exists() else 0.0
+        if not reward.exists():
+            raise ProcessFailed(
+                f"the tests of {task} wrote no reward, the last of their output: {output.stderr[-300:]}"
+            )
+        return float(reward.read_text())
 
 
 if __name__ == "__main__":

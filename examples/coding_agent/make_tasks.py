@@ -181,7 +181,7 @@ package = "{package.name} {package.version}"
 size = "{size}"
 
 [verifier]
-timeout_sec = 60.0
+timeout_sec = 600.0
 
 [agent]
 timeout_sec = 600.0

@@ -35,7 +35,7 @@ def main() -> None:
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-P", "-B", "-c", start, *map(str, options)]
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=HERE, env=env, timeout=10 * given.seconds, check=False)
+        subprocess.run(command, cwd=HERE, env=env, timeout=60 * given.seconds, check=False)
     if given.report:
         return
     suite = next(ElementTree.parse(report).iter("testsuite")).attrib if report.exists() else {}
