@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from leyden._lib.formatting import figure
 from leyden.cli.store_options import WAIT_SECONDS
-from leyden.training.runs import RecordedRun, RewardMetrics, open_run
-
-if TYPE_CHECKING:
-    from leyden.types.run_record import RunRecord
+from leyden.training.runs import RecordedRun, RewardMetrics
+from leyden.training.runs.recorded_runs import list_store_runs
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
 
 
 def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
     """Return up to `limit` runs of a store, the newest first, and the number of all its runs."""
-
-    from leyden.cli.connecting import is_remote
-    from leyden.store import open_store
-
-    async def read() -> tuple[list[RunRecord], int]:
-        in_a_file = not is_remote(store_url) and not store_url.startswith("postgres")
-        async with open_store(store_url, read_only=in_a_file) as store:
-            page = await store.query_runs(limit=limit)
-            return list(page), page.total
-
     await_server(store_url)
-    records, total = asyncio.run(read())
-    return [open_run(store_url, run_id=record.run_id) for record in records], total
+    runs, _, total = list_store_runs(store_url, limit=limit)
+    return list(runs.values()), total
 
 
 def await_server(source: str) -> None:

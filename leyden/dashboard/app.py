@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cache
@@ -87,6 +88,7 @@ class DashboardApp:
         self._source, self._guard, self._prefix = source, guard, prefix
         self._token = None if token is None else token.encode()
         self._kept: OrderedDict[tuple[str, str], tuple[str, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
         self._watch = _Watch(source)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,9 +160,10 @@ class DashboardApp:
         data = VIEWS[name](self._source, Query(given))
         body = json.dumps(_finite(data), separators=(",", ":"), default=str).encode("utf-8", "backslashreplace")
         if state is not None and state != "null" and len(body) <= _KEPT_BYTES:
-            self._kept[name, query] = state, body
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            with self._lock:
+                self._kept[name, query] = state, body
+                while len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
         return body
 
     async def _stream(self, receive: Receive, send: Send) -> None:

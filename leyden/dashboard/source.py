@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,10 @@ from leyden.store import LightningStore, open_store
 from leyden.training.runs import RecordedRun, open_run
 from leyden.training.runs.folder import CONTROL, FAILURES, MANIFEST, METRICS, RUNS, store_path
 from leyden.training.runs.notes import NOTES
-from leyden.training.runs.recorded_runs import find_runs
+from leyden.training.runs.recorded_runs import find_runs, list_store_runs
 from leyden.training.runs.rollouts import has_the_store_for_itself
 
-_MAX_RUNS = 1_000
+_MAX_RUNS = 200
 """Runs of a store that are listed, the newest."""
 
 
@@ -48,7 +47,7 @@ class Source:
     def runs(self) -> tuple[list[RecordedRun], list[str]]:
         """Return the runs, the newest first, and for each run that cannot be read why."""
         if self._store is not None:
-            return self._runs_of_the_store(self._store), []
+            return list(list_store_runs(self._store, limit=_MAX_RUNS)[0].values()), []
         runs, damaged = ([open_run(self._folder)], list[str]()) if self._is_run else find_runs(self._folder)
         with self._lock:
             self._known = {run.record.run_id: run.directory for run in runs if run.directory is not None}
@@ -79,21 +78,13 @@ class Source:
     def state(self) -> dict[str, Any]:
         """Return a value for each run that differs after anything of the run has changed."""
         if self._store is not None:
-            runs = self._runs_of_the_store(self._store)
-            return {run.record.run_id: run.record.model_dump(mode="json", exclude={"config"}) for run in runs}
+            records = list_store_runs(self._store, limit=_MAX_RUNS)[1]
+            return {each.run_id: each.model_dump(mode="json", exclude={"config"}) for each in records}
         with self._lock:
             known = dict(self._known)
         if not self._is_run and len(known) != sum((each / MANIFEST).exists() for each in self._folder.iterdir()):
             self.runs()
         return {run_id: _stamps(directory) for run_id, directory in known.items()}
-
-    def _runs_of_the_store(self, store: str) -> list[RecordedRun]:
-        async def read() -> list[str]:
-            in_a_file = "://" not in store or store.startswith("sqlite:")
-            async with open_store(store, read_only=in_a_file) as opened:
-                return [record.run_id for record in await opened.query_runs(limit=_MAX_RUNS)]
-
-        return [open_run(store, run_id=run_id) for run_id in asyncio.run(read())]
 
 
 def _stamps(directory: Path) -> list[tuple[int, int]]:

@@ -317,6 +317,14 @@ def list_runs(root: Path = RUNS) -> list[RecordedRun]:
     return runs
 
 
+def list_store_runs(source: str | Path, *, limit: int) -> tuple[dict[str, RecordedRun], list[RunRecord], int]:
+    """Return up to `limit` runs of a store by their ids, the newest first, their records, and the number of all its
+    runs. One query reads them.
+    """
+    page = _read(source, lambda store: store.query_runs(limit=limit))
+    return {record.run_id: _StoreRun(source, record.run_id) for record in page}, list(page), page.total
+
+
 def find_runs(root: Path = RUNS) -> tuple[list[RecordedRun], list[str]]:
     """Return what `list_runs` returns, and for each run that is left out why, without a warning."""
     runs: list[RecordedRun] = []
