@@ -226,6 +226,7 @@ async def test_a_person_judges_by_keyboard_and_the_answers_are_in_the_store(tmp_
                     f"document.querySelector('.head')?.textContent.includes('ada has judged {judged};')"
                 )
                 await page.wait_for("document.querySelector('.answers')")
+                assert await page.evaluate("document.querySelector('.message.reward')") is None
                 await page.key(key)
                 if key == "s":
                     await page.wait_for("document.querySelector('#said').textContent.startsWith('skipped')")

@@ -226,6 +226,10 @@ HEALTHY = (
     Case("LoRA", policy(backend=lambda: backend(lora={"rank": 4}))),
     Case("groups that are sampled ahead", policy(max_staleness=1)),
     Case("with validation", policy(val=[{"held out": n} for n in range(16)], val_every_n_steps=2, validate_first=True)),
+    Case(
+        "a validation that measures each task four times",
+        policy(val=[{"task": n % 4} for n in range(16)], val_every_n_steps=5),
+    ),
     Case("two processes of runners", in_processes),
     Case("resumed", resumed),
     Case("running", running),

@@ -76,6 +76,8 @@ def _find_repeated(run: Evidence) -> Finding | None:
         drawn = _first_pass(run, mode)
         counts = Counter(drawn)
         task, n = counts.most_common(1)[0] if counts else ("", 0)
+        if mode == "val" and len(set(counts.values())) == 1:
+            continue  # each task is measured as often as the others
         if (
             len(drawn) >= _ENOUGH
             and len(counts) <= 0.8 * len(drawn)

@@ -8,6 +8,7 @@ import { asText, figure } from "../format.js";
 
 const WHO = "leyden-reviewer";
 const ORDERS = { random: "random", worst: "worst first", uncertain: "most uncertain first", disagree: "where people and rewards disagree" };
+const LOOKED_AT = 8; // rollouts for which a partner is looked for
 const skipped = new Set();
 let state = null, again = null;
 
@@ -22,20 +23,29 @@ export async function show(query, { get, link, again: redraw, go }) {
   if (state && state.run === query.run && state.who === who && state.shown?.length) return { title: "Review", trail, same: true, body: page(query, link) };
   const data = await get("review", { run: query.run, who, order, seed: 1 });
   const shown = [];
-  if (data.rollouts.length) {
-    if (data.rollouts.every((each) => skipped.has(each))) skipped.clear();
-    const first = await get("rollout", { run: query.run, id: data.rollouts.find((each) => !skipped.has(each)) });
-    shown.push(first);
-    if (pairs && first.group_id) {
-      const group = await get("group", { run: query.run, group: first.group_id });
-      const other = group.rollouts.find((each) => data.rollouts.includes(each.rollout_id) && each.rollout_id !== first.rollout_id && each.answer !== first.rollout.answer);
-      if (other) shown.push(await get("rollout", { run: query.run, id: other.rollout_id }));
-    }
+  if (data.rollouts.length && data.rollouts.every((each) => skipped.has(each))) skipped.clear();
+  const waiting = data.rollouts.filter((each) => !skipped.has(each));
+  for (const id of waiting.slice(0, pairs ? LOOKED_AT : 1)) {
+    const first = await get("rollout", { run: query.run, id });
+    const other = pairs && first.group_id ? await partner(query.run, first, get) : null;
+    if (pairs && !other) continue;
+    shown.push(first, ...(other ? [other] : []));
+    break;
   }
   const said = await Promise.all(shown.map((each) => get("feedback", { run: query.run, id: each.rollout_id })));
   state = { run: query.run, who, order, pairs, data, shown, said, ids: shown.map(newId), message: state?.message ?? "" };
   return { title: "Review", trail, body: page(query, link) };
 }
+
+// Another rollout of the same task whose answer differs.
+async function partner(run, first, get) {
+  const group = await get("group", { run, group: first.group_id });
+  const other = group.rollouts.find((each) => each.rollout_id !== first.rollout_id && each.answer !== first.rollout.answer);
+  return other ? get("rollout", { run, id: other.rollout_id }) : null;
+}
+
+// What was rewarded is not shown, so that it sways nobody.
+const unrewarded = (rollout) => ({ ...rollout, messages: rollout.messages.filter((each) => each.role !== "reward") });
 
 function askWho(query, link, go) {
   const field = h("input", { id: "who", required: true, maxlength: 100, autocomplete: "username" });
@@ -59,7 +69,7 @@ function page(query, link) {
       h("div", { class: pair ? "side" : null }, shown.map((each, n) => h("article", { class: "card" },
         h("h2", null, pair ? `${n + 1}. ` : "", h("a", { href: link("rollout", { run: query.run, id: each.rollout_id }) }, each.rollout_id)),
         state.said[n].length ? h("p", { class: "quiet" }, "already said: ", state.said[n].map((one) => `${one.source}: ${asText(one.value)}`).join("; ")) : null,
-        conversation(each.rollout)))),
+        conversation(unrewarded(each.rollout))))),
       h("div", { id: "text" }),
     ],
     data.agreement.length ? h("section", null, h("h2", null, "Agreement with the recorded reward"), h("ul", null, data.agreement.map((each) =>
