@@ -133,6 +133,11 @@ class Baseline(FastAlgorithm):
         **{name: (name,) for name in ("n_epochs", "max_queue_length", "polling_interval", "span_verbosity")}
     }
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "run" in vars(cls) and "holds_runners" not in vars(cls):  # a `run` of its own announces nothing
+            cls.holds_runners = False
+
     def __init__(
         self,
         *,
