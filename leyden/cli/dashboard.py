@@ -78,4 +78,5 @@ async def _serve(source: object, host: str, port: int, token: str | None) -> Non
     shown = address if token is None else f"{address}#token={token}"
     echo(f"the runs of {source.name} are at {shown} (Ctrl-C ends it)")
     await ended.wait()
-    await server.stop(grace_seconds=0.5)
+    app.stop_waiting()
+    await server.stop(grace_seconds=2.0)

@@ -91,6 +91,10 @@ class DashboardApp:
         self._lock = threading.Lock()
         self._watch = _Watch(source)
 
+    def stop_waiting(self) -> None:
+        """End the streams of changes. Call it in the loop that serves."""
+        self._watch.close()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. An error becomes JSON with its status; an unforeseen one is logged, status 500."""
         try:
@@ -183,7 +187,9 @@ class DashboardApp:
                     getting.cancel()
                     return
                 if getting in done:
-                    runs = getting.result()
+                    if (runs := getting.result()) is None:
+                        await send({"type": "http.response.body", "body": b""})
+                        return
                     text = f"event: changed\ndata: {json.dumps({'runs': runs})}\n\n"
                 else:
                     getting.cancel()
@@ -196,7 +202,7 @@ class _Watch:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._state: dict[str, Any] | None = None
-        self._listeners: list[asyncio.Queue[list[str]]] = []
+        self._listeners: list[asyncio.Queue[list[str] | None]] = []
         self._task: asyncio.Task[None] | None = None
 
     def state_of(self, run_id: str) -> Any:
@@ -206,13 +212,19 @@ class _Watch:
     def listening(self) -> _Listening:
         return _Listening(self)
 
-    def add(self, queue: asyncio.Queue[list[str]]) -> None:
+    def close(self) -> None:
+        for queue in self._listeners:
+            queue.put_nowait(None)
+        if self._task is not None:
+            self._task.cancel()
+
+    def add(self, queue: asyncio.Queue[list[str] | None]) -> None:
         self._listeners.append(queue)
         if self._task is None or self._task.done():
             self._state = None
             self._task = asyncio.get_running_loop().create_task(self._look())
 
-    def remove(self, queue: asyncio.Queue[list[str]]) -> None:
+    def remove(self, queue: asyncio.Queue[list[str] | None]) -> None:
         self._listeners.remove(queue)
 
     async def _look(self) -> None:
@@ -233,9 +245,9 @@ class _Watch:
 
 class _Listening:
     def __init__(self, watch: _Watch) -> None:
-        self._watch, self._queue = watch, asyncio.Queue[list[str]]()
+        self._watch, self._queue = watch, asyncio.Queue[list[str] | None]()
 
-    def __enter__(self) -> asyncio.Queue[list[str]]:
+    def __enter__(self) -> asyncio.Queue[list[str] | None]:
         self._watch.add(self._queue)
         return self._queue
 

@@ -57,7 +57,9 @@ class Answers(BaseModel):
 
 
 def queue(run: RecordedRun, order: Order, who: str, seed: int) -> Json:
-    """Return the ids of rollouts that a person has not judged yet, and how far people and recorded rewards agree."""
+    """Return the ids of rollouts that a person has not judged yet, each with those of its task, and how far people and
+    recorded rewards agree.
+    """
     check_id("who", who)
     found, feedback = run.read_store(lambda store: _read(run, store))
     answers: dict[str, dict[str, float]] = {}
@@ -90,8 +92,13 @@ def queue(run: RecordedRun, order: Order, who: str, seed: int) -> Json:
     ordered = sorted(shuffled, key=keys[order])  # stable, so that equal ones stay shuffled
     if order == "disagree":
         ordered = [each for each in ordered if disagreement(each) > 0]
+    members: dict[str, list[str]] = {}
+    for each in waiting:
+        members.setdefault(each.group_id or each.rollout_id, []).append(each.rollout_id)
+    queued = ordered[:_QUEUED]
     return {
-        "rollouts": [each.rollout_id for each in ordered[:_QUEUED]],
+        "rollouts": [each.rollout_id for each in queued],
+        "partners": {each.rollout_id: members[each.group_id or each.rollout_id][:_QUEUED] for each in queued},
         "left": len(ordered),
         "judged": len(mine & rewards.keys()),
         "agreement": _agreement(rewards, answers),

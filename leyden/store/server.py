@@ -57,7 +57,7 @@ class LightningStoreServer(NamedOptions):
         retention: Retention | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
-        mounts: Mapping[str, Any] | None = None,
+        mounts: Mapping[str, StoreApplication] | None = None,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Make the server without starting it.
@@ -189,7 +189,8 @@ class LightningStoreServer(NamedOptions):
 
             def stop_waiting() -> None:
                 end.stop_waiting()
-                app.stop_waiting()
+                for each in (app, *self._mounts.values()):
+                    each.stop_waiting()
 
             thread = AsgiThread(
                 mounted(app, self._mounts),

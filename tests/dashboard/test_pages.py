@@ -132,6 +132,7 @@ async def test_the_pages_say_what_the_store_says(trained: Path, dashboard: Dashb
         assert await page.evaluate("document.querySelectorAll('.token.sampled').length") >= 1
 
 
+@pytest.mark.merge
 async def test_recorded_text_is_never_markup(trained: Path, dashboard: Dashboard, chromium: Browser) -> None:
     run = open_run(trained / "first").record.run_id
     (failed,) = dashboard.view("rollouts", run=run, status="failed")["rollouts"]

@@ -27,7 +27,7 @@ export async function show(query, { get, link, again: redraw, go }) {
   const waiting = data.rollouts.filter((each) => !skipped.has(each));
   for (const id of waiting.slice(0, pairs ? LOOKED_AT : 1)) {
     const first = await get("rollout", { run: query.run, id });
-    const other = pairs && first.group_id ? await partner(query.run, first, get) : null;
+    const other = pairs && first.group_id ? await partner(query.run, first, data.partners[id], get) : null;
     if (pairs && !other) continue;
     shown.push(first, ...(other ? [other] : []));
     break;
@@ -37,10 +37,10 @@ export async function show(query, { get, link, again: redraw, go }) {
   return { title: "Review", trail, body: page(query, link) };
 }
 
-// Another rollout of the same task whose answer differs.
-async function partner(run, first, get) {
+// Another rollout of the same task that waits, too, and whose answer differs.
+async function partner(run, first, waiting, get) {
   const group = await get("group", { run, group: first.group_id });
-  const other = group.rollouts.find((each) => each.rollout_id !== first.rollout_id && each.answer !== first.rollout.answer);
+  const other = group.rollouts.find((each) => each.rollout_id !== first.rollout_id && waiting.includes(each.rollout_id) && each.answer !== first.rollout.answer);
   return other ? get("rollout", { run, id: other.rollout_id }) : null;
 }
 
