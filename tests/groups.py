@@ -115,7 +115,7 @@ GROUPS = [
     Group("llama_cpp", "llama-cpp", 12, covers=("leyden/engine/gguf.py", "leyden/engine/gguf_tokenizer.py")),
     Group("models", "dev", 20, covers=("leyden/engine/", "leyden/cli/models.py", "examples/real_model/")),
     Group("harness", "dev", 20, covers=("leyden/execution/harness/", "leyden/gateway/", "leyden/dialects/")),
-    Group("doctor", "dev", 15, covers=("leyden/doctor/",), together=True),
+    Group("doctor", "dev", 12, covers=("leyden/doctor/",), together=True),
     Group("browser", "browser", 8, covers=("leyden/dashboard/", "leyden/report/"), missing=a_browser),
     Group("verl", "verl", 16, covers=("leyden/algorithm/verl/", "leyden/objectives/")),
     Group("litellm", "litellm", 3, covers=("leyden/dialects/", "leyden/gateway/", "leyden/_lib/host/")),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -66,11 +66,9 @@ class ModelOption:
 
 def _is_downloaded(name: str) -> bool:
     """Return whether the hub's cache on this machine has a model of this name."""
-    with suppress(ImportError):
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        return Path(HF_HUB_CACHE, f"models--{name}").is_dir()
-    return False
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    cache = os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
+    return Path(cache, f"models--{name}").is_dir()
 
 
 def _no_run(name: str) -> str:

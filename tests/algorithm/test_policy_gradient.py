@@ -274,7 +274,7 @@ def test_an_estimator_is_its_constants_and_one_function(advantages: Advantages |
 
 @dataclass(frozen=True, slots=True)
 class Diverging(Advantages):
-    """Its second step is infinite."""
+    """Its second step is too large for a number of 32 bits."""
 
 
 _steps_of_diverging = itertools.count(1)
@@ -282,7 +282,7 @@ _steps_of_diverging = itertools.count(1)
 
 @register_estimator("diverging", Diverging)
 def diverging(rollouts: Sequence[RolloutRewards], constants: Diverging) -> AdvantageEstimate:
-    advantage = math.inf if next(_steps_of_diverging) == 2 else 1.0
+    advantage = 1e39 if next(_steps_of_diverging) == 2 else 1.0
     return AdvantageEstimate([[advantage] for _ in rollouts])
 
 

@@ -14,8 +14,14 @@ from tests.doctor.healthy import HEALTHY
 
 
 def parameters(*cases: Case) -> list[Any]:
-    """Return the cases as parameters. Those that take a real run are in the group `doctor`."""
-    return [pytest.param(each, id=each.name, marks=() if each.recorded else pytest.mark.doctor) for each in cases]
+    """Return the cases as parameters. Those that take a real run are in the group `doctor`, and every tenth of them
+    runs before a merge.
+    """
+    in_group = [pytest.mark.doctor], [pytest.mark.doctor, pytest.mark.merge]
+    return [
+        pytest.param(each, id=each.name, marks=() if each.recorded else in_group[n % 10 == 0])
+        for n, each in enumerate(cases)
+    ]
 
 
 @pytest.mark.parametrize("case", parameters(*learning_faults.FAULTS, *machine_faults.FAULTS))

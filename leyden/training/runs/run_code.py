@@ -45,9 +45,9 @@ def describe_code(*parts: object) -> dict[str, Any]:
     """Return the files of the parts' code with a digest each, and a digest of all, as JSON.
 
     A part is an agent, an algorithm or another component. Its functions and classes count, those among the arguments
-    that it remembers, and the text files that these name. A file is named as it is imported, such as
-    `helpers/words.py`, so that a project has the same digest in another folder. The digest is None if no file of the
-    user's was found.
+    that it remembers, and the text files that these name. A file is named as it is imported, by its module's
+    path, so that a project has the same digest in another folder. The digest is None if no file of the user's was
+    found.
     """
     found, waiting, seen = dict[str, str](), list[tuple[str, Path]](), set[Path]()
     for code in _code_of(parts, "", Path(), set(), 0):
