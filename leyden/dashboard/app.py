@@ -157,7 +157,7 @@ class DashboardApp:
 
     def _read(self, name: str, query: str, given: Mapping[str, str]) -> bytes:
         run_id = given.get("run")
-        state = None if run_id is None else json.dumps(self._watch.state_of(run_id))
+        state = None if run_id is None else json.dumps(self._source.state_of(run_id))
         kept = self._kept.get((name, query))
         if kept is not None and state is not None and kept[0] == state:
             return kept[1]
@@ -204,10 +204,6 @@ class _Watch:
         self._state: dict[str, Any] | None = None
         self._listeners: list[asyncio.Queue[list[str] | None]] = []
         self._task: asyncio.Task[None] | None = None
-
-    def state_of(self, run_id: str) -> Any:
-        """Return a value that differs after the run has changed; None if it is unknown. Blocks."""
-        return self._source.state().get(run_id)
 
     def listening(self) -> _Listening:
         return _Listening(self)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leyden.errors import ConfigError, redact
+from leyden.errors import ConfigError, LeydenError, redact
 from leyden.store import LightningStore, open_store
 from leyden.training.runs import RecordedRun, open_run
 from leyden.training.runs.folder import CONTROL, FAILURES, MANIFEST, METRICS, RUNS, store_path
@@ -75,6 +75,12 @@ class Source:
         recorded = self._store or run.record.config.get("store")
         return open_store(recorded) if isinstance(recorded, str) else run.open_store()
 
+    def state_of(self, run_id: str) -> Any:
+        """Return a value that differs after anything of a run has changed; None if that cannot be told, as of a store,
+        whose runs keep their record when their rollouts get feedback.
+        """
+        return None if self._store is not None else self.state().get(run_id)
+
     def state(self) -> dict[str, Any]:
         """Return a value for each run that differs after anything of the run has changed."""
         if self._store is not None:
@@ -87,10 +93,16 @@ class Source:
         return {run_id: _stamps(directory) for run_id, directory in known.items()}
 
 
-def _stamps(directory: Path) -> list[tuple[int, int]]:
-    """Return the time of the last change and the size of each file that a run writes."""
+def _stamps(directory: Path) -> list[Any]:
+    """Return the run's state, which changes without a file if its process is killed, and the time of the last change
+    and the size of each file that a run writes.
+    """
     store = store_path(directory)
-    stamps: list[tuple[int, int]] = []
+    stamps: list[Any] = []
+    try:
+        stamps.append(open_run(directory).state)
+    except (LeydenError, OSError):  # it is damaged or gone, as its view will say
+        stamps.append(None)
     for name in (MANIFEST, METRICS, FAILURES, CONTROL, NOTES, store.name, f"{store.name}-wal"):
         try:
             found = (directory / name).stat()

@@ -168,6 +168,51 @@ def test_changes_arrive_as_events_and_the_view_is_read_again(tmp_path: Path) -> 
         started.stop()
 
 
+WAITING = """
+import sys, time
+import leyden as ly
+
+@ly.rollout
+def agent(task):
+    print("begun", flush=True)
+    time.sleep(600)
+
+ly.Trainer(algorithm="baseline", run_dir=sys.argv[1], concurrency=1).fit(agent, [1])
+"""
+
+
+def test_a_view_of_a_killed_run_says_that_it_has_crashed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(tmp_path / "one")], stdout=subprocess.PIPE, text=True
+    ) as working:
+        try:
+            assert working.stdout is not None
+            assert any("begun" in line for line in working.stdout)
+            run = open_run(tmp_path / "one").record.run_id
+            with Dashboard(tmp_path / "one") as started:
+                assert started.view("run", run=run)["head"]["state"] == "running"
+                working.kill()
+                working.wait()
+                assert started.view("run", run=run)["head"]["state"] == "crashed"
+        finally:
+            working.kill()
+
+
+def test_views_of_a_store_have_the_feedback_of_just_now(tmp_path: Path) -> None:
+    make_run(tmp_path / "one", 4)
+    run = open_run(tmp_path / "one").record.run_id
+    with Dashboard(tmp_path / "one" / "store.sqlite") as started:
+        first = started.view("review", run=run, who="ada")
+        rollout = first["rollouts"][0]
+        assert first["left"] == 4 and started.view("feedback", run=run, id=rollout) == []
+        answer = {"rollout_id": rollout, "kind": "reward", "value": 1, "feedback_id": "fb-0123456789abcdef"}
+        body = {"run": run, "who": "ada", "answers": [answer]}
+        assert post(started, body, Origin=started.url.rstrip("/")) == (200, {"stored": 1})
+        assert [each["source"] for each in started.view("feedback", run=run, id=rollout)] == ["ada"]
+        after = started.view("review", run=run, who="ada")
+        assert (after["left"], after["judged"]) == (3, 1)
+
+
 def test_a_place_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         Source(tmp_path / "nothing")
