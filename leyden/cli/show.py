@@ -175,7 +175,8 @@ def _how_to_continue(run: RecordedRun) -> str | None:
         return None
     if kind == "rl" and not config.get("start"):
         return f"leyden rl train --resume {run.directory}, or fit(..., resume=True)"
-    return how_to_continue(config.get("start"), run.directory)
+    higher = " --set trainer.max_cost=..." if "max_cost=" in (run.record.cause or "") and config.get("start") else ""
+    return how_to_continue(config.get("start"), run.directory) + higher
 
 
 def _print_head(run: RecordedRun) -> None:

@@ -221,7 +221,9 @@ def compare(source: Source, query: Query) -> Json:
     ids = query.required("run").split(",")
     query.check()
     if not 2 <= len(ids) <= _MAX_COMPARED:
-        raise ConfigError(f"{len(ids)} runs are to be compared; choose 2 to {_MAX_COMPARED}")
+        raise ConfigError(
+            f"a comparison needs 2 to {_MAX_COMPARED} runs, and {len(ids)} are given; choose them in the list of runs"
+        )
     opened = [source.run(run_id) for run_id in ids]
     return {"runs": [as_data(each) for each in opened], **compare_runs(opened)}
 

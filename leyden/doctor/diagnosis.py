@@ -34,6 +34,8 @@ def diagnose(evidence: Evidence, *, live: bool = False, rules: Sequence[Rule] = 
     for rule in rules:
         if rule.live and not live:
             continue
+        if rule.fallback and any(each.severity == "critical" for each in findings.values()):
+            continue
         try:
             finding = rule.find(evidence)
         except LeydenError as error:

@@ -46,3 +46,5 @@ class Rule:
     """Whether the last rows, failures and log lines of the run's folder suffice for the rule, so that `fit` runs it."""
     warned: str = ""
     """A regular expression of the log's own warnings of this cause, which `fit` does not repeat."""
+    fallback: bool = False
+    """Whether the rule is asked only if the rules before it found nothing critical."""

@@ -298,7 +298,7 @@ def test_another_name_is_one_of_the_hub_or_a_server(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / ".leyden" / "first", model=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--downloaded").mkdir()
     assert ModelOption.of(f"policy={address}") == ModelOption("policy", address, is_folder="://" not in address)
 

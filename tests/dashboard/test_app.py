@@ -109,7 +109,7 @@ def test_a_rollout_has_its_task_conversation_and_spans_as_they_were_recorded(das
         ("rollouts?run={}&minreward=1", "'minreward' is no parameter"),
         ("rollout?run={}&id=ro-nothing", "ro-nothing"),
         ("group?run={}&group=gr-nothing", "gr-nothing"),
-        ("compare?run={}", "1 runs are to be compared"),
+        ("compare?run={}", "a comparison needs 2 to 4 runs, and 1 are given"),
         ("nothing", "there is no view 'nothing'"),
     ],
 )

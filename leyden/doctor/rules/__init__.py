@@ -31,6 +31,7 @@ from leyden.doctor.rules import (
     port_taken,
     resource_exhausted,
     reward_hacking,
+    run_failed,
     run_killed,
     sandbox_refused,
     server_does_not_start,
@@ -100,4 +101,5 @@ RULES: tuple[Rule, ...] = (
     missing_metrics.RULE,
     ignored_option.RULE,
     untrained_model.RULE,
+    run_failed.RULE,
 )

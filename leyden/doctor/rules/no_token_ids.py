@@ -23,7 +23,7 @@ def _find(run: Evidence) -> Finding | None:
     return Finding(
         cause="the model calls have no token ids that can be trained on"
         if refused
-        else "the agent calls a model past the gateway, so its tokens are not recorded",
+        else "the agent calls no model through the gateway: none at all, or one past it, whose tokens are not recorded",
         evidence=tuple(evidence),
         remedy="Let the server return token ids and log-probabilities (vLLM does), or train with a backend of Leyden's."
         if refused

@@ -22,7 +22,7 @@ export async function show(query, { get, link, again }) {
     body: [
       h("div", { class: "head" }, h("h1", null, "Runs"), h("p", { class: "quiet" }, data.source)),
       h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
-        h("label", null, "Find", h("input", { id: "find", type: "search", value: query.find ?? "", placeholder: "name, tag, algorithm, state",
+        h("label", null, "Find", h("input", { id: "find", type: "search", value: query.find ?? "", placeholder: "name, tag, state",
           onchange: (event) => { location.hash = link("runs", { find: event.target.value }); } })),
         h("a", { class: "button", href: link("compare", { run: [...chosen].join(",") }), hidden: chosen.size < 2 }, `Compare ${chosen.size} runs`)),
       runs.length ? table("Runs", [
