@@ -121,7 +121,7 @@ class LitAgent(KeepsArguments, NamedOptions, Generic[T]):
         reduced = super().__reduce_ex__(protocol)
         if isinstance(reduced, str):  # a name under which a module has it
             return reduced
-        made, given, *rest = cast("tuple[Any, ...]", reduced)
+        made, given, *rest = reduced
         if rest and isinstance(rest[0], dict):
             state = cast("dict[str, Any]", rest[0])
             rest[0] = {name: value for name, value in state.items() if name != "_arguments"}

@@ -96,7 +96,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
 
     from leyden.errors import LeydenError, UnknownRun
     from leyden.training.runs.display import rollout_counts
-    from leyden.training.runs.folder import report_of, size_text
+    from leyden.training.runs.folder import METRICS, report_of, size_text
     from leyden.training.runs.overview import as_data, control_of, newest_metrics, paused_of, warnings_of
     from leyden.training.runs.rollouts import count_by_status, failures_of, group_failures
     from leyden.training.runs.run_options import spending_of
@@ -153,7 +153,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
     if run.log_path is not None:
         echo(f"log         {run.log_path}")
     if run.directory is not None and (report := report_of(run.directory)) is not None:
-        echo(f"report      {report}")
+        rows = run.directory / METRICS
+        is_old = rows.exists() and report.stat().st_mtime < rows.stat().st_mtime - 1
+        echo(f"report      {report}" + (f" (older than the run; leyden report {source})" if is_old else ""))
     if (how := _how_to_continue(run)) is not None:
         echo(f"continue    {how}")
     if run.state in ("failed", "crashed") or groups:

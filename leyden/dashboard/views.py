@@ -5,7 +5,7 @@ Each is a GET of `/api/NAME`. A run's own parts are those of `leyden.report`, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final, Literal, cast, get_args
 
@@ -35,6 +35,7 @@ from leyden.types import (
     Rollout,
     RolloutMode,
     RolloutStatus,
+    RolloutSummary,
     Span,
     failure_reason,
 )
@@ -160,7 +161,10 @@ def rollouts(source: Source, query: Query) -> Json:
             limit=limit,
             offset=offset,
         )
-        summary = await store.summarise_rollouts(**filters, measures=("reward",))
+        # the store counts by these filters alone
+        summary = RolloutSummary(finished=0)
+        if group is None and contains is None:
+            summary = await store.summarise_rollouts(**filters, measures=("reward",))
         reward = summary.measures.get("reward")
         answers = await store.query_spans_of([each.rollout_id for each in page]) if limit <= _PAGE else {}
         return {
@@ -183,16 +187,21 @@ def rollout(source: Source, query: Query) -> Json:
     texts, no_texts = _texts(opened)
 
     async def read(store: LightningStore) -> Json:
-        found = await store.get_rollout_by_id(rollout_id)
+        run_id = None if has_the_store_for_itself(opened) else opened.record.run_id
+        (found,) = await store.query_rollouts(rollout_id_in=[rollout_id], run_id=run_id) or [None]
+        if found is None:
+            raise ConfigError(f"run {opened.record.name} has no rollout {rollout_id!r}")
         attempts = await store.query_attempts(rollout_id)
-        spans: Sequence[Span] = ()
+        spans, n_spans = list[Span](), 0
         if attempts:
-            spans = await store.query_spans(rollout_id, attempts[-1].attempt_id, limit=_MAX_SPANS)
+            page = await store.query_spans(rollout_id, attempts[-1].attempt_id, limit=_MAX_SPANS)
+            spans, n_spans = list(page), page.total
         return {
             **_row(found),
             "input": found.input,
             "all_attempts": [each.model_dump(mode="json") for each in attempts],
             "spans": [_span(each) for each in spans],
+            "n_spans": n_spans,
             "no_texts": no_texts,
             "rollout": await _views(opened, store, texts).view(found),
         }
@@ -206,14 +215,16 @@ def group(source: Source, query: Query) -> Json:
     query.check()
     texts, _ = _texts(opened)
 
-    async def read(store: LightningStore) -> list[Json]:
+    async def read(store: LightningStore) -> tuple[list[Json], int]:
         views = _views(opened, store, texts)
-        return [await views.view(each) for each in await store.query_rollouts(group_id=group_id, limit=_MAX_MEMBERS)]
+        page = await store.query_rollouts(group_id=group_id, run_id=views.run_id, limit=_MAX_MEMBERS)
+        return [await views.view(each) for each in page], page.total
 
-    found = opened.read_store(read)
+    found, size = opened.read_store(read)
     if not found:
         raise ConfigError(f"there is no group {group_id!r} in run {opened.record.name}")
-    return {"group_id": group_id, "estimator": recorded_credit(opened).get("advantages"), "rollouts": found}
+    estimator = recorded_credit(opened).get("advantages")
+    return {"group_id": group_id, "size": size, "estimator": estimator, "rollouts": found}
 
 
 def compare(source: Source, query: Query) -> Json:

@@ -83,6 +83,8 @@ def test_the_rollouts_are_those_of_the_store_with_every_filter(dashboard: Dashbo
     assert sum(part["reward"]["histogram"]["counts"]) == part["total"]
     (failed,) = dashboard.view("rollouts", run=run.record.run_id, status="failed")["rollouts"]
     assert HOSTILE in failed["reason"]
+    one = dashboard.view("rollouts", run=run.record.run_id, id=failed["rollout_id"])
+    assert (one["total"], one["by_status"], one["reward"]) == (1, {}, None), "the store does not count by ids"
     second = dashboard.view("rollouts", run=run.record.run_id, limit=15, offset=30)
     assert [len(second["rollouts"]), second["total"]] == [10, 40]
 
@@ -109,6 +111,7 @@ def test_a_rollout_has_its_task_conversation_and_spans_as_they_were_recorded(das
         ("rollouts?run={}&minreward=1", "'minreward' is no parameter"),
         ("rollout?run={}&id=ro-nothing", "ro-nothing"),
         ("group?run={}&group=gr-nothing", "gr-nothing"),
+        ("rollout?run={}&id=ro-", "has no rollout 'ro-'"),
         ("compare?run={}", "a comparison needs 2 to 4 runs, and 1 are given"),
         ("nothing", "there is no view 'nothing'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import statistics
 import sys
@@ -16,10 +17,12 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
 import leyden as ly
 import leyden.cli
 from leyden.cli import main
+from leyden.cli.app import app
 from leyden.errors import ConfigError
 from leyden.report import page, report_data, run_data
 from leyden.report.credit import advantages_of
@@ -312,6 +315,15 @@ def test_every_fit_ends_with_a_report_unless_it_is_left_out(tmp_path: Path, capl
     (tmp_path / "mine/report.html").write_text("my own page")
     ly.Trainer(algorithm="baseline", run_dir=tmp_path / "mine", progress=False).fit(scores, [0, 1])
     assert (tmp_path / "mine/report.html").read_text() == "my own page" and "no report was written" in caplog.text
+
+
+def test_show_says_that_a_report_is_older_than_its_run(tmp_path: Path) -> None:
+    ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run").fit(scores, [1])
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")]).stdout
+    assert "report " in shown and "older than the run" not in shown
+    rows = tmp_path / "run" / "metrics.jsonl"
+    os.utime(rows, (rows.stat().st_atime, rows.stat().st_mtime + 60))
+    assert "older than the run" in CliRunner().invoke(app, ["show", str(tmp_path / "run")]).stdout
 
 
 def test_a_report_of_many_rollouts_takes_less_than_a_second_of_processor_time(tmp_path: Path) -> None:

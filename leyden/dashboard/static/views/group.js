@@ -12,7 +12,7 @@ export async function show(query, { get, link }) {
     title: "Group",
     trail: [["Runs", "#/"], ["Run", link("run", { run: query.run })], ["Rollouts", link("rollouts", { run: query.run })]],
     body: [
-      h("div", { class: "head" }, h("h1", null, `${rollouts.length} rollouts of one task`), h("p", { class: "quiet" }, data.estimator ? `credited by ${data.estimator}` : best.reason)),
+      h("div", { class: "head" }, h("h1", null, `${rollouts.length < data.size ? `${rollouts.length} of ${data.size}` : rollouts.length} rollouts of one task`), h("p", { class: "quiet" }, data.estimator ? `credited by ${data.estimator}` : best.reason)),
       h("pre", { class: "task" }, asText(best.task)),
       h("div", { class: "side" }, rollouts.map((each) => h("article", { class: "card" },
         h("h2", null, h("a", { href: link("rollout", { run: query.run, id: each.rollout_id }) }, each.rollout_id)),

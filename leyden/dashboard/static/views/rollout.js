@@ -27,7 +27,7 @@ export async function show(query, { get, link }) {
         by === "advantage" && rollout.reason ? h("p", { class: "quiet" }, `The advantage is not known: ${rollout.reason}`) : null,
         data.no_texts ? h("p", { class: "quiet" }, `Shown as ids: ${data.no_texts}`) : null,
         tokens(rollout, by, Math.abs(rollout.advantage ?? 1))),
-      waterfall(data.spans),
+      waterfall(data.spans, data.n_spans),
     ],
   };
 }
@@ -39,13 +39,13 @@ function attempts(data) {
       each.metadata?.reason ? h("pre", { class: "error" }, each.metadata.reason) : null))));
 }
 
-function waterfall(spans) {
+function waterfall(spans, total) {
   const timed = spans.filter((each) => each.start !== null);
   if (!timed.length) return null;
   const first = Math.min(...timed.map((each) => each.start)), last = Math.max(...timed.map((each) => each.end ?? each.start));
   const whole = Math.max(last - first, 1e-9), known = new Map(timed.map((each) => [each.id, each]));
   const depth = (each) => { let n = 0; for (let at = each; n < 20 && known.has(at.parent); at = known.get(at.parent)) n += 1; return n; };
-  return h("section", null, h("h2", null, `Spans (${spans.length})`), h("ol", { class: "waterfall" }, timed.map((each) => {
+  return h("section", null, h("h2", null, `Spans (${spans.length < total ? `the first ${spans.length} of ${total.toLocaleString("en")}` : total})`), h("ol", { class: "waterfall" }, timed.map((each) => {
     const start = ((each.start - first) / whole) * 100, width = Math.max((((each.end ?? each.start) - each.start) / whole) * 100, 0.4);
     return h("li", null, h("details", null,
       h("summary", null, h("span", { class: "name", style: { "padding-left": `${depth(each) * 0.8}rem` } }, each.name, each.error !== null && h("em", { class: "error" }, " error")),
