@@ -61,7 +61,9 @@ def run_data(run: RecordedRun, source: str | None = None, max_tokenizer_bytes: i
         texts = token_texts(run, max_bytes=max_tokenizer_bytes)
     except ConfigError as error:
         no_texts = str(error)
-    stored, reason = query_store(run, lambda store: _of_store(run, store, rows, texts))
+    stored, reason = None, evidence.store_trouble  # a server that is away is waited for once, and briefly
+    if reason is None:
+        stored, reason = query_store(run, lambda store: _of_store(run, store, rows, texts))
     validations: Validations = {} if stored is None else stored.pop("validations")
     if reason is not None and record.config.get("store"):  # a run in a simulator has no store that could be missing
         left_out.append(f"rollouts and prompts: {reason}")
