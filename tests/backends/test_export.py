@@ -587,6 +587,8 @@ EARLIER = {
     "update_time:double",
     "audit": "sequence_id:int64 action time:double label before after release_id state who why",
 }
+LATER = {"attempts": {"unpriced_calls": "int64"}}
+"""The columns and types that were added since, by table."""
 """The columns that exports have had from the first, in the order of the first. A type that is left out is string."""
 
 
@@ -599,7 +601,7 @@ async def test_the_columns_and_types_are_those_of_earlier_exports_which_are_impo
             table = pyarrow.parquet.read_table(path)
             earlier = {word.partition(":")[0]: word.partition(":")[2] or "string" for word in words.split()}
             types = {field.name: str(field.type).replace("element: ", "") for field in table.schema}
-            assert types == earlier
+            assert types == {**earlier, **LATER.get(name, {})}
             pyarrow.parquet.write_table(table.select(list(earlier)), path)
         imported = await import_parquet(new, tmp_path / "out")
         before, after = await expected(store), await expected(new)
