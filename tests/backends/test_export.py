@@ -587,9 +587,9 @@ EARLIER = {
     "update_time:double",
     "audit": "sequence_id:int64 action time:double label before after release_id state who why",
 }
+"""The columns that exports have had from the first, in the order of the first. A type that is left out is string."""
 LATER = {"attempts": {"unpriced_calls": "int64"}}
 """The columns and types that were added since, by table."""
-"""The columns that exports have had from the first, in the order of the first. A type that is left out is string."""
 
 
 async def test_the_columns_and_types_are_those_of_earlier_exports_which_are_imported_too(tmp_path: Path) -> None:
