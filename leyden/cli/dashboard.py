@@ -30,7 +30,8 @@ def dashboard(
 ) -> None:
     """Show runs in a browser: running, finished, crashed, from their files or from a store, until Ctrl-C.
 
-    Nothing is changed. The pages are served to this machine alone, unless --host says more, which needs a token.
+    Runs are not changed; a reviewer's answers are added to their stores. The pages are served to this machine alone,
+    unless --host says more, which needs a token.
 
     \b
     Examples:

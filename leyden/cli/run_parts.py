@@ -55,7 +55,7 @@ class Start:
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
     """The values of `--set` among the settings, by their paths."""
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Those of the function that returned the settings, with its defaults."""
+    """The arguments of the function that returned the settings, with its defaults."""
     file: ConfigFile | None = None
     recorded: RecordedRun | None = None
     """The run that is repeated or continued."""

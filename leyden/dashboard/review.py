@@ -35,7 +35,7 @@ _LOOKED_AT = 5_000
 
 
 class Answer(BaseModel):
-    """What a person says of one rollout."""
+    """An answer of a reviewer about one rollout."""
 
     model_config = ConfigDict(extra="forbid")
 

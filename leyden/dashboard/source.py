@@ -41,7 +41,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the pages call it."""
+        """The name of the place that the pages show, without secrets."""
         return redact(self.place) if self._store is not None else str(self._folder.resolve())
 
     def runs(self) -> tuple[list[RecordedRun], list[str]]:

@@ -48,7 +48,7 @@ _SORTS: Final = ("start_time", "end_time", "reward", "tokens", "seconds", "cost"
 
 
 class Query:
-    """What a page asks for. Each value is checked; one that nobody reads is refused."""
+    """The parameters of a request. Each value is checked, and a parameter that its view does not read is refused."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = given
@@ -240,7 +240,7 @@ def compare(source: Source, query: Query) -> Json:
 
 
 def doctor(source: Source, query: Query) -> Json:
-    """What is wrong with a run."""
+    """The findings of the doctor about a run."""
     opened = source.run(query.required("run"))
     query.check()
     found = diagnose(Evidence(opened))
@@ -306,7 +306,7 @@ def review(source: Source, query: Query) -> Json:
 
 
 def feedback(source: Source, query: Query) -> Any:
-    """What people and judges have said about a rollout."""
+    """The feedback of people and judges about a rollout."""
     opened, rollout_id = source.run(query.required("run")), query.required("id")
     query.check()
     return answered(opened, [rollout_id])
